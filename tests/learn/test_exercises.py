@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.apps.learn.checking import RUNS, Result, check
+from hotloop.apps.learn.checking import Result, check
 from hotloop.apps.learn.exercise import Exercise, exercise, exercises
+from hotloop.apps.learn.judging import RUNS
 
 from ..processes import gone
 from ..thorough import some

@@ -2,8 +2,13 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +36,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(STUB)
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
 
     def call(*words: str) -> tuple[Path, list[str]]:
         command = [sys.executable, "-m", "hotloop", "learn", *words]
@@ -105,6 +110,43 @@ def test_without_jupyterlab_the_error_says_what_to_install(data_folder: Path) ->
     told = str(learn("--notebook").exception)
     assert told == "JupyterLab is not installed\n  fix: pip install 'hotloop[learn]'"
     assert not data_folder.exists()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as asking:
+        return not asking.connect_ex(("127.0.0.1", port))
+
+
+@pytest.mark.skipif(find_spec("jupyterlab") is None, reason="needs JupyterLab (`pip install 'hotloop[learn]'`)")
+def test_jupyterlab_shows_the_notebook_here_to_who_has_its_token(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {"ServerApp": {"allow_root": True, "open_browser": False, "port": port, "ip": "0.0.0.0"}}  # noqa: S104
+    (tmp_path / "jupyter_server_config.json").write_text(json.dumps(settings))
+    for name in ("CONFIG", "DATA", "RUNTIME"):
+        monkeypatch.setenv(f"JUPYTER_{name}_DIR", str(tmp_path))
+    command = [sys.executable, "-m", "hotloop", "learn", "--notebook", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        assert server.stdout is not None
+        try:
+            address, token = next(
+                found.groups()
+                for line in server.stdout
+                if (found := re.search(r"(http://\S+?)/lab\S*\?token=(\S+)", line))
+            )
+            assert address == f"http://127.0.0.1:{port}"
+            contents = f"{address}/api/contents/03-golden-rule.ipynb"
+            while not answers(port):  # it says so before it listens
+                assert server.poll() is None
+                time.sleep(0.1)
+            with urllib.request.urlopen(f"{contents}?token={token}", timeout=60) as answer:  # noqa: S310  # of this machine
+                assert json.load(answer)["type"] == "notebook"
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(contents, timeout=60)  # noqa: S310  # the same
+        finally:
+            server.terminate()
 
 
 @pytest.mark.parametrize("words", [("--notebook", "quiz"), ("--notebook", "--json")])

@@ -15,7 +15,7 @@ from subprocess import DEVNULL
 import psutil
 
 from hotloop.apps.learn.exercise import Exercise, exercise
-from hotloop.apps.learn.judging import CheckVerdict
+from hotloop.apps.learn.judging import RUNS, CheckVerdict
 from hotloop.apps.learn.learner_progress import LearnerProgress
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.printing import markup
@@ -28,7 +28,6 @@ TIME = 60.0  # seconds
 MEMORY = 4 << 30  # bytes in memory, of the file's process and all that it started
 LOOK = 0.05  # seconds between two looks at its memory
 ANSWER = 0.5  # seconds for the process to say at which line it is
-RUNS = "the file runs to its end"
 
 
 @dataclass(frozen=True)
@@ -162,5 +161,4 @@ def _read(chosen: Exercise, result: Path, code: int | None, said: Path) -> Resul
         return _failed(chosen, hint)
     if "cannot" in data:
         raise HotloopError(data["cannot"], fix=data["fix"])
-    verdicts = tuple(CheckVerdict.from_json(each) for each in data["verdicts"])
-    return Result(chosen.lesson, verdicts, data["device"], data["output"])
+    return Result.from_json(data)

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 
+from hotloop.apps.learn.checking import Result
 from hotloop.apps.learn.exercise import exercise
 from hotloop.apps.learn.judging import Ran, judge
 from hotloop.apps.learn.lab import gpu
@@ -30,7 +31,7 @@ def main() -> None:
     file, number, result, trace = sys.argv[1:]
     _tell_where_on_request(Path(trace).open("w", encoding="utf-8"))  # noqa: SIM115  # open as long as this process
     try:
-        data = judged(Path(file), int(number))
+        data = judged(Path(file), int(number)).to_json()
     except HotloopError as error:
         data = {"cannot": error.what, "fix": error.fix}
     write_json(Path(result), data)
@@ -44,7 +45,7 @@ def _tell_where_on_request(where: TextIO) -> None:
         faulthandler.register(signal.SIGUSR1, file=where, all_threads=True)
 
 
-def judged(file: Path, number: int) -> dict[str, Any]:
+def judged(file: Path, number: int) -> Result:
     """Run a file as the exercise asks for, and the verdicts about it."""
     module = _module(exercise(number).check)
     source = file.read_text(encoding="utf-8")
@@ -53,15 +54,15 @@ def judged(file: Path, number: int) -> dict[str, Any]:
         with _running(file, source, on, module) as ran:
             ran.cpu = before
             if on == module.ON[-1]:
-                return _told(ran, module)
+                return _result(number, ran, module)
         before = ran
     raise AssertionError(f"{module.__name__} says not where its file is to run")
 
 
-def _told(ran: Ran, module: ModuleType) -> dict[str, Any]:
+def _result(number: int, ran: Ran, module: ModuleType) -> Result:
     verdicts = judge(ran, module.check)
     where = "cpu" if ran.seen is None else f"{'a simulated ' if ran.seen.simulated else ''}{ran.seen.name}"
-    return {"verdicts": [each.to_json() for each in verdicts], "output": ran.output[-LONGEST:], "device": where}
+    return Result(number, tuple(verdicts), where, ran.output[-LONGEST:])
 
 
 def _module(file: Path) -> ModuleType:

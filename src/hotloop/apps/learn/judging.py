@@ -111,6 +111,7 @@ class Ran:
         return [each for each in mine if self.in_loops(each.line)] if loops else mine
 
 
+RUNS = "the file runs to its end"
 MEMORY = ("allocate memory", "not enough memory", "out of memory")  # in errors that have no type of their own
 Check = Callable[[Ran], Iterator[CheckVerdict]]
 
@@ -140,13 +141,13 @@ def first(ran: Ran) -> CheckVerdict:
     for each in (ran.cpu, ran):
         if each is not None and each.error is not None:
             where = "" if ran.cpu is None else f" on the {each.on.upper()}"
-            return CheckVerdict("the file runs to its end", False, f"{_place(each)}{where}: {explain(each.error)}")
+            return CheckVerdict(RUNS, False, f"{_place(each)}{where}: {explain(each.error)}")
     if ran.seen is not None and ran.seen.mismatches:
         found = ran.seen.mismatches[0]
         fix = found.fix.splitlines()[0].replace(str(ran.file), ran.file.name)
         what = found.message.splitlines()[0]
-        return CheckVerdict("the file runs to its end", False, f"line {found.line}: {what}. The line to write: {fix}")
-    return CheckVerdict("the file runs to its end", True)
+        return CheckVerdict(RUNS, False, f"line {found.line}: {what}. The line to write: {fix}")
+    return CheckVerdict(RUNS, True)
 
 
 def _place(ran: Ran) -> str:

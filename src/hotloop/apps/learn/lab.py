@@ -53,7 +53,7 @@ class GpuRecord:
 
 
 @contextmanager
-def gpu(card: str = "h200", *, quiet: bool = False, values: bool = True) -> Iterator[GpuRecord]:
+def gpu(*, quiet: bool = False, values: bool = True) -> Iterator[GpuRecord]:
     """A block in which "cuda" is there: the GPU of this machine, or else a simulated one, which says so.
 
     On the simulated one values are computed too, on the CPU, unless they are not wanted; then large tensors cost
@@ -63,7 +63,7 @@ def gpu(card: str = "h200", *, quiet: bool = False, values: bool = True) -> Iter
         seen = GpuRecord(simulated=False, name=torch.cuda.get_device_name())
         yield from _watched(seen)
         return
-    simulation = hotloop.simulate(card, values=values)
+    simulation = hotloop.simulate("h200", values=values)
     seen = GpuRecord(simulated=True, name=simulation.card.name)
     settled = False
 
