@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from harness.models import GPT, GPTSize
-from hotloop.checkpoint import Store
+from hotloop.checkpoint.store import Store
 
 
 def objective(model: nn.Module, batch: tuple[Tensor]) -> Tensor:

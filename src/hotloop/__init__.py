@@ -11,7 +11,7 @@ from hotloop.version import __version__
 if TYPE_CHECKING:
     from hotloop import metrics as metrics
     from hotloop.apps.simulate.block import simulate as simulate
-    from hotloop.checkpoint import read_weights as read_weights
+    from hotloop.checkpoint.weights import read_weights as read_weights
     from hotloop.data import pad_to as pad_to
     from hotloop.data import stream as stream
     from hotloop.device import Choice as Choice
@@ -56,7 +56,7 @@ _HOMES = {
     "pad_to": "data",
     "pick": "device",
     "place": "placement",
-    "read_weights": "checkpoint",
+    "read_weights": "checkpoint.weights",
     "release": "memory.release",
     "seed": "values.rng",
     "simulate": "apps.simulate.block",

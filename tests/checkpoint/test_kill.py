@@ -7,7 +7,8 @@ from ..warm import Warm
 PROGRAM = """
 import os, random, signal, sys, time, warnings
 import torch
-from hotloop.checkpoint import CheckpointWarning, Store
+from hotloop.checkpoint.damage import CheckpointWarning
+from hotloop.checkpoint.store import Store
 
 warnings.simplefilter("error", CheckpointWarning)
 torch.set_num_threads(1)

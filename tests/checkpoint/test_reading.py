@@ -15,8 +15,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotloop.checkpoint import CheckpointWarning, DamagedCheckpoint, Store, load
-from hotloop.checkpoint.reader import read_sums
+from hotloop.checkpoint.damage import CheckpointWarning, DamagedCheckpoint
+from hotloop.checkpoint.reader import load, read_sums
+from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import Sum, Sums
 from hotloop.errors import BadArgument
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from hotloop.checkpoint import CheckpointWarning, Store, load
 from hotloop.checkpoint import store as store_module
+from hotloop.checkpoint.damage import CheckpointWarning
+from hotloop.checkpoint.reader import load
+from hotloop.checkpoint.store import Store
 from hotloop.errors import BadArgument, OutputError
 
 from .trees import same

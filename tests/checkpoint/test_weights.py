@@ -14,7 +14,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hotloop.checkpoint import Store, read_weights
+from hotloop.checkpoint.store import Store
+from hotloop.checkpoint.weights import read_weights
 from hotloop.errors import BadArgument
 
 from ..warm import Warm

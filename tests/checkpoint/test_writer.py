@@ -14,8 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.checkpoint import CheckpointWarning, Store, Writer, host_copies
+from hotloop.checkpoint import host_copies
+from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.folders import Summing
+from hotloop.checkpoint.store import Store
+from hotloop.checkpoint.writer import Writer
 from hotloop.errors import BadArgument, OutputError
 
 from ..warm import Warm
@@ -230,7 +233,8 @@ def test_where_no_thread_can_be_had_it_is_written_at_once(tmp_path: Path, monkey
 PROGRAM = """
 import atexit, sys, time
 import torch
-from hotloop.checkpoint import Store, Writer
+from hotloop.checkpoint.store import Store
+from hotloop.checkpoint.writer import Writer
 
 writer = Writer(Store(sys.argv[1]))
 if sys.argv[2] == "atexit":

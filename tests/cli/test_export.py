@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hotloop.checkpoint import Store
+from hotloop.checkpoint.store import Store
 from hotloop.cli import main
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hotloop
-from hotloop.checkpoint import export_weights
+from hotloop.checkpoint.weights import export_weights
 from hotloop.errors import BadArgument
 
 from ..thorough import some

@@ -9,7 +9,7 @@ from scenes import RANK, loader, network, rows
 from torch import nn
 
 import hotloop
-from hotloop.checkpoint import Store
+from hotloop.checkpoint.store import Store
 
 write, failed = Store.write, []
 

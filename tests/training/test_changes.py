@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
 from hotloop import Loop, stream
-from hotloop.checkpoint import CheckpointWarning
+from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.errors import BadArgument
 
 from ..thorough import THOROUGH, tries

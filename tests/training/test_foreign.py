@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.checkpoint import DamagedCheckpoint, load
+from hotloop.checkpoint.damage import DamagedCheckpoint
+from hotloop.checkpoint.reader import load
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.tensorfile import HostSource, in_file_order
 from hotloop.checkpoint.tree import pack

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop._torch import DispatchMode
-from hotloop.checkpoint import CheckpointWarning, Store
+from hotloop.checkpoint.damage import CheckpointWarning
+from hotloop.checkpoint.store import Store
 from hotloop.errors import BadArgument
 from hotloop.records import Epoch
 from hotloop.training.hooks import BestSoFar, EpochRecord, Goal, StepRecord, asks_to_stop

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import hotloop
 from hotloop import DeviceMismatch, Loop
-from hotloop.checkpoint import CheckpointWarning
+from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.errors import BadArgument, BatchError, DeviceUnavailable, EmptyLoader, PlanWarning
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import hotloop
-from hotloop.checkpoint import CheckpointWarning, Store, load
+from hotloop.checkpoint.damage import CheckpointWarning
+from hotloop.checkpoint.reader import load
+from hotloop.checkpoint.store import Store
 
 ITEMS, BATCH = 40, 4
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hotloop import Loop, Report
-from hotloop.checkpoint import Store
+from hotloop.checkpoint.store import Store
 from hotloop.errors import PlanWarning
 from hotloop.report.runs import kept_in
 

@@ -23,10 +23,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from hotloop import Loop, Report
-from hotloop.checkpoint import CheckpointWarning, DamagedCheckpoint, Store, folders, load
+from hotloop.checkpoint import folders
+from hotloop.checkpoint.damage import CheckpointWarning, DamagedCheckpoint
+from hotloop.checkpoint.reader import load
+from hotloop.checkpoint.store import Store
 from hotloop.errors import BadArgument, OutputError
 from hotloop.training.fit import Fit
-from hotloop.training.saving import Interval, interval_in, seconds_in
+from hotloop.training.intervals import Interval, interval_in, seconds_in
 from hotloop.training.state import state_of
 
 from ..thorough import dealt
@@ -402,7 +405,8 @@ def test_a_file_that_may_not_grow(task, tmp_path: Path, warm: Warm) -> None:
         import resource, sys, warnings
         import torch, hotloop
         from torch import nn
-        from hotloop.checkpoint import CheckpointWarning, Store
+        from hotloop.checkpoint.damage import CheckpointWarning
+        from hotloop.checkpoint.store import Store
 
         torch.set_num_threads(1)
         torch.manual_seed(0)

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, Se
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hotloop import Loop, Plan, Report
-from hotloop.checkpoint import CheckpointWarning
+from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.training.progress import Display

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import hotloop
-from hotloop.checkpoint import Store
+from hotloop.checkpoint.store import Store
 from hotloop.errors import BadArgument
 
 BATCHES = [(torch.ones(4, 2), torch.ones(4, 1))] * 2

@@ -152,7 +152,9 @@ def _kind(path: Path) -> str:
 def _folder_error(path: Path) -> BadArgument:
     if (path / SUMS).is_file():
         return _error(
-            path, "is a checkpoint of hotloop", "hotloop.checkpoint.load reads it; `hotloop export` writes its weights"
+            path,
+            "is a checkpoint of hotloop",
+            "hotloop.checkpoint.reader.load reads it; `hotloop export` writes its weights",
         )
     files = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
     if not files:

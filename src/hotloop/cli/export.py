@@ -34,7 +34,7 @@ def export(
       hotloop export runs/a --best -o best.safetensors
       hotloop export runs/a/step-000012000
     """
-    from hotloop.checkpoint import export_weights
+    from hotloop.checkpoint.weights import export_weights
 
     must_be_writable(out, suffix=".safetensors")
     found = export_weights(checkpoint, out, best=best)

@@ -62,7 +62,7 @@ def train(
     if ran_on_several("train", gpus, device):
         return
     from hotloop.cli.building import build, explained
-    from hotloop.training.saving import seconds_in
+    from hotloop.training.intervals import seconds_in
 
     if time_limit is not None:
         seconds_in(time_limit)  # a mistake is told before the file runs

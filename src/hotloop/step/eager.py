@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,14 @@ from hotloop.objective.comparison import Probe, Verdict
 from hotloop.objective.objectives import Losses, autocast, uniform
 from hotloop.objective.weighing import Weighing
 from hotloop.plan import Plan
-from hotloop.step.across import AcrossRanks
 from hotloop.step.guard import guarded, is_plenty
 from hotloop.step.objectives import TrainedObjective, needs_closure, tell_of_weights_without_optimizer
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.window import Window
 from hotloop.values.snapshot import Gradients
+
+if TYPE_CHECKING:
+    from hotloop.step.across import AcrossRanks
 
 FIRST_UPDATES = 2  # in which an optimizer allocates what it will go on using
 
@@ -65,7 +67,7 @@ class EagerStep:
         see: See | None = None,
         after_update: Callable[[TrainedObjective], None] | None = None,
         memory: OutOfMemory | None = None,
-        across: AcrossRanks | None = None,
+        across: "AcrossRanks | None" = None,
         updates: bool = True,
     ) -> None:
         self.model, self.trained, self.weighing, self.counts = model, trained, weighing, counts

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop.checkpoint import Team
+from hotloop.checkpoint.shards import Team
 from hotloop.errors import BadArgument
 from hotloop.levers import repeated_blocks
 from hotloop.plan import Plan

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from hotloop.levers.applied import AppliedPlan
 from hotloop.objective.objectives import Objective
 from hotloop.objective.weighing import LATER, Weighing
 from hotloop.plan import Plan
-from hotloop.step.across import AcrossRanks
 from hotloop.step.captured import Call, CapturedStep
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
@@ -23,6 +22,9 @@ from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.step.window import Window
 from hotloop.values.snapshot import Gradients, PassSnapshot
+
+if TYPE_CHECKING:
+    from hotloop.step.across import AcrossRanks
 
 
 class TrainingStep:
@@ -46,7 +48,7 @@ class TrainingStep:
         after_update: Callable[[TrainedObjective], None] | None = None,
         compiled: dict[str, CompiledObjective] | None = None,
         memory: OutOfMemory | None = None,
-        across: Callable[[TrainedObjective, Objective], AcrossRanks] | None = None,
+        across: "Callable[[TrainedObjective, Objective], AcrossRanks] | None" = None,
     ) -> None:
         self.obstacle: str | None = None
         if plan.graph and any(each.every > 1 for each in objectives):

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop._torch import metadata_of
-from hotloop.checkpoint import DamagedCheckpoint
+from hotloop.checkpoint.damage import DamagedCheckpoint
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.levers.flags import FLAGS
 from hotloop.placement import tensors_in

@@ -25,7 +25,6 @@ from hotloop.objective.objectives import Criterion, Objective
 from hotloop.plan import Plan
 from hotloop.ranks.group import Ranks
 from hotloop.records import PlanChange
-from hotloop.step.across import AcrossRanks, Replicas, Shards
 from hotloop.step.captured import settings_around
 from hotloop.step.captured_graph import is_ordinary_stream
 from hotloop.step.compilation import CompiledObjective
@@ -48,6 +47,7 @@ from hotloop.values.rng import RngStates, generators_in
 from hotloop.values.snapshot import PassSnapshot
 
 if TYPE_CHECKING:
+    from hotloop.step.across import AcrossRanks
     from hotloop.training.budgeting import Budgeting
 
 UNTIMED = 8  # first steps of a loop by hand, of which nothing is timed: many a script has no more
@@ -363,7 +363,9 @@ class Core:
             step.rescued_by(self.tuner.rescued)
         return step
 
-    def _across(self, trained: TrainedObjective, objective: Objective) -> AcrossRanks:
+    def _across(self, trained: TrainedObjective, objective: Objective) -> "AcrossRanks":
+        from hotloop.step.across import Replicas, Shards
+
         together = self.together
         assert together.ranks is not None
         kind = Shards if is_sharded(self.model) else Replicas

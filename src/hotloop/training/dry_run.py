@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hotloop.checkpoint import Store
+from hotloop.checkpoint.store import Store
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_readable_again, twin
 from hotloop.device.clock import synchronize

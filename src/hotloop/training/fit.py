@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate, default_convert
 
-from hotloop.checkpoint import CheckpointWarning
-from hotloop.checkpoint.reader import read_checkpoint, read_sums
+from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.data import Resumption
 from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.data.validation import Validation
@@ -38,7 +37,6 @@ from hotloop.training.epoch_columns import EpochColumns, epochs_of
 from hotloop.training.hooks import BestSoFar, EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.journal import Journal
 from hotloop.training.progress import FAILURES, Display, Stop, ending_words, is_of_a_loader
-from hotloop.training.saving import Saver
 from hotloop.training.scores import EpochScores, Scored
 from hotloop.training.state import (
     Form,
@@ -63,6 +61,7 @@ from hotloop.values.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from hotloop.training.loop import Loop
+    from hotloop.training.saving import Saver
 
 _NOTHING = nullcontext()
 
@@ -86,7 +85,7 @@ class Fit:
     loop: "Loop"
     core: Core
     journal: Journal
-    saver: Saver | None = None
+    saver: "Saver | None" = None
     time_limit: float | None = None  # seconds
     loader: Iterable[Any] = ()
     validate: Iterable[Any] | None = None
@@ -133,7 +132,7 @@ class Fit:
         if self.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loop.device)
 
-    def _changes_of_the_run(self, saver: Saver) -> Changes:
+    def _changes_of_the_run(self, saver: "Saver") -> Changes:
         """The `Changes` of the run; those of the loop so far where the same loop resumes, as in a notebook."""
         core = self.core
         makers = {**makers_of(self.loader), **makers_of(self.validate, "validation ")}
@@ -605,6 +604,8 @@ class Fit:
 
     def _saved_weights(self, number: int, modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
         """The weights of the best epoch from the checkpoint of an earlier part of the run."""
+        from hotloop.checkpoint.reader import read_checkpoint, read_sums
+
         path = None if self.saver is None else self.saver.writer.store.best()
         if self.saver is None or path is None:
             raise HotloopError("no checkpoint holds them")

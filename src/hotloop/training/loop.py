@@ -36,11 +36,11 @@ from hotloop.training.core import Core, Transform, modules_of
 from hotloop.training.fit import Fit
 from hotloop.training.gradients import GradientNorms
 from hotloop.training.hooks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
+from hotloop.training.intervals import seconds_in
 from hotloop.training.journal import Journal
 from hotloop.training.messages import check_that_it_can_learn, refuse_unknown
 from hotloop.training.progress import telling
 from hotloop.training.run_files import write_report, write_run
-from hotloop.training.saving import OtherRankSaver, Saver, seconds_in
 from hotloop.training.schedule import Every, Schedule, Schedulers
 from hotloop.training.scores import Scored
 from hotloop.training.state import checked_stateful, load_state, state_of, weights_of
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from hotloop.profiling.profile_record import Profile
     from hotloop.training.budgeting import Budgeting
     from hotloop.training.largest import Largest
+    from hotloop.training.saving import Saver
     from hotloop.training.undone_steps import Memory
 
 
@@ -430,9 +431,8 @@ class Loop:
         )
         length = length_of(loader)
         together.must_agree({"number of batches": length, "number of epochs": epochs})
-        team = team_of(self.model, together.ranks)
-        kind = partial(Saver if together.is_first else OtherRankSaver, team=team, goal=str(hooks.goal))
-        with together.telling, nullcontext() if save is None else kind(save, every, keep=keep, resume=resume) as saver:
+        saving = nullcontext() if save is None else self._saver(save, every, keep, resume, str(hooks.goal))
+        with together.telling, saving as saver:
             if saver is not None:
                 together.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
             if not together.is_first:
@@ -468,6 +468,13 @@ class Loop:
                 self._core.expected = None
                 self._core.rest()
                 fit.close()
+
+    def _saver(self, folder: str | Path, every: str | float, keep: int, resume: bool, goal: str) -> "Saver":
+        from hotloop.training.saving import OtherRankSaver, Saver
+
+        together = self._core.together
+        kind, team = Saver if together.is_first else OtherRankSaver, team_of(self.model, together.ranks)
+        return kind(folder, every, keep=keep, resume=resume, team=team, goal=goal)
 
     def _lr(self) -> object:
         return self.optimizers[0].param_groups[0]["lr"]

@@ -8,8 +8,10 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hotloop.checkpoint import Store, load, read_weights
+from hotloop.checkpoint.reader import load
+from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import SUMS
+from hotloop.checkpoint.weights import read_weights
 from hotloop.errors import BadArgument
 from hotloop.printing.text import an, printable, shorten
 from hotloop.step.sharding import sharded
@@ -119,7 +121,7 @@ def _of_run(folder: Path, which: str) -> Mapping[str, Any]:
     except (KeyError, TypeError, IndexError) as error:
         raise BadArgument(
             f"the checkpoint in {printable(str(folder))} is not one of Loop.fit",
-            fix="hotloop.checkpoint.load(folder).tree has what it holds",
+            fix="hotloop.checkpoint.reader.load(folder).tree has what it holds",
         ) from error
     return weights
 

@@ -122,7 +122,7 @@ def draw(
 def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) -> "FitOptions":
     """How it is saved; what cannot be meant is told before sprites are made."""
     from hotloop.apps.sprites.recipes import FitOptions
-    from hotloop.training.saving import interval_in, seconds_in
+    from hotloop.training.intervals import interval_in, seconds_in
 
     if resume and save is None:
         raise BadArgument("--resume without --save", fix="say where the checkpoints are: --save runs/a --resume")
