@@ -18,6 +18,9 @@ from ..warm import HOTLOOP, Warm
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 MINE = """
+import os
+import signal
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -44,6 +47,17 @@ def build(made=Net):
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), plan="plain")
     metrics = {"accuracy": hotloop.metrics.accuracy}
     return loop, loader, {"validate": held_out, "metrics": metrics, "epochs": 2, "monitor": False}
+
+
+def pressed():
+    # somebody presses Ctrl-C in the third step
+    loop, loader, settings = build()
+
+    def on_step(step):
+        if loop.steps == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return loop, loader, {**settings, "on_step": on_step}
 
 
 def short():
@@ -130,6 +144,14 @@ def test_a_time_limit_again_and_again_ends_as_one_run(run: Run, tmp_path: Path) 
     assert "run holds the checkpoints of an earlier run" in err
 
 
+def test_ctrl_c_saves_and_says_how_to_go_on(run: Run) -> None:
+    code, out, err = run("mine.py:pressed", "--save", "run", "--json")
+    assert (code, json.loads(out)["stopped"], json.loads(out)["saved"]) == (130, "Ctrl-C", 3), err
+    assert err.count("--resume") == 1
+    code, out, err = run("mine.py:build", "--save", "run", "--json", "--resume")
+    assert (code, json.loads(out)["steps"]) == (0, 8), err
+
+
 def test_a_dry_run_tries_everything_first(run: Run) -> None:
     code, out, err = run("mine.py:build", "--dry-run", "2", "--no-report")
     assert code == 0, err
@@ -146,7 +168,7 @@ MISTAKES = {
     "best of nothing": (("mine.py:short", "--best", "accuracy"), 2, "best= without validate="),
     "no such log": (("mine.py:build", "--log", "paper"), 2, "paper"),
     "no such device": (("mine.py:build", "--device", "warp"), 2, "warp"),
-    "an error of the model": (("mine.py:breaks",), 2, "mine.py, line 15: KeyError: 'missing'"),
+    "an error of the model": (("mine.py:breaks",), 2, "mine.py, line 18: KeyError: 'missing'"),
     "more GPUs than there are": (("mine.py:build", "--gpus", "64"), 3, "--gpus 64: torch sees "),
     "a device and GPUs": (("mine.py:build", "--gpus", "2", "--device", "cpu"), 2, "--gpus 2 and --device cpu"),
 }

@@ -1,5 +1,7 @@
 """The pace of training loops: what is timed is the person's own training."""
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -90,6 +92,17 @@ def test_fit_runs_as_many_epochs_as_the_time_takes() -> None:
     assert 1 <= len(fitted.last.epochs) <= 3
     assert items == sum(epoch.items for epoch in fitted.last.epochs)
     assert seconds <= fitted.last.seconds
+
+
+def test_ctrl_c_in_fit_ends_the_measurement() -> None:
+    loop, loader = pair()
+
+    def press(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    fitted = FittedLoop(lambda **options: loop.fit(loader, progress=False, on_step=press, **options))
+    with pytest.raises(KeyboardInterrupt):
+        timed(fitted.run, 60.0)
 
 
 def test_repeats_follow_a_warm_up_and_are_not_part_of_it() -> None:

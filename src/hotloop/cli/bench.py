@@ -50,7 +50,7 @@ def bench(
         raise BadArgument(f"--seconds {seconds}", fix="give a number above 0")
     if plot is not None:
         must_be_writable(plot, option="--plot", suffix=".png")
-    timed = _timed(target, devices or _here(), seconds)
+    timed = _timed(target, list(dict.fromkeys(devices or _here())), seconds)
     if plot is not None:
         from hotloop.files.whole import write_whole
         from hotloop.report.loops import loops_picture
@@ -104,7 +104,9 @@ def _timed(target: str, devices: list[str], seconds: float) -> "LoopsTimed":
             try:
                 pace = _pace(target, built, device, way, each)
             except HotloopError as error:
-                failure, pace = error, LoopPace(device, way, failure=str(error).partition("\n")[0])
+                failure = error.with_traceback(None)
+                failure.__cause__ = failure.__context__ = None  # whose frames hold tensors
+                pace = LoopPace(device, way, failure=str(error).partition("\n")[0])
             names = timed.devices | {device: chosen.name or device}
             timed = replace(timed, model=name, devices=names, paces=(*timed.paces, pace))
             del built

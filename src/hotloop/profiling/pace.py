@@ -139,6 +139,8 @@ class FittedLoop:
         """Train for so many seconds, at least one batch; those in which plans were tried count."""
         epochs = 1 if math.isinf(self._epoch) else max(1, math.ceil(seconds / self._epoch))
         self.last = report = self._fit(epochs=epochs, time_limit=seconds)
+        if report.stopped == "Ctrl-C":  # `fit` has ended well, and the rest shall not begin
+            raise KeyboardInterrupt
         if report.epochs and not report.interrupted:
             self._epoch = min(each.seconds for each in report.epochs)
         return sum(each.items for each in report.epochs), sum(each.seconds for each in report.epochs)

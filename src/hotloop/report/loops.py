@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullLocator
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -114,6 +114,7 @@ def loops_picture(timed: LoopsTimed, theme: Theme = LIGHT, form: Form = "png") -
     rates = [each.rate for each in paces if each.rate]
     if rates and max(rates) > WIDE * min(rates):
         axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(min(rates) / 3, max(rates) * 6)
     elif rates:
         axes.set_xlim(0, max(rates) * 1.25)
@@ -122,7 +123,8 @@ def loops_picture(timed: LoopsTimed, theme: Theme = LIGHT, form: Form = "png") -
     axes.set_ylim(len(paces) - 0.5, -0.5)
     axes.set_yticks(range(len(paces)), [f"{each.device}: {NAMES[each.way]}" for each in paces], color=theme.text)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
-    axes.set_xlabel("items per second", color=theme.faint)
+    scale = ", logarithmic" if axes.get_xscale() == "log" else ""
+    axes.set_xlabel(f"items per second{scale}", color=theme.faint)
     on = ", ".join(clipped(name, 40) for name in timed.devices.values())
     axes.set_title(f"{clipped(timed.model, 40)} on {on}", loc="left", color=theme.text, fontsize=11, fontweight="bold")
     return encoded(figure, form)
