@@ -1,6 +1,5 @@
 """`hotloop bench`: a person's own training loop, timed on each device that is here."""
 
-import gc
 import math
 from datetime import UTC, datetime
 from functools import partial
@@ -50,7 +49,7 @@ def bench(
         raise BadArgument(f"--seconds {seconds}", fix="give a number above 0")
     if plot is not None:
         must_be_writable(plot, option="--plot", suffix=".png")
-    timed = _timed(target, list(dict.fromkeys(devices or _here())), seconds)
+    timed = _timed(target, _names(devices), seconds)
     if plot is not None:
         from hotloop.files.whole import write_whole
         from hotloop.report.loops import loops_picture
@@ -71,12 +70,15 @@ def bench(
             say(words, f"{what}: {path}")
 
 
-def _here() -> list[str]:
-    """The CPU, and the best device that is not one."""
+def _names(asked: list[str] | None) -> list[str]:
+    """The devices that were asked for; else the CPU, and the best one here."""
     from hotloop import pick
 
-    best = str(pick().device)
-    return ["cpu"] if best == "cpu" else ["cpu", best]
+    if asked:
+        return list(dict.fromkeys(str(pick(name).device) for name in asked))
+    choice = pick()
+    say(console(stderr=True), choice.reason)
+    return list(dict.fromkeys(["cpu", str(choice.device)]))
 
 
 def _timed(target: str, devices: list[str], seconds: float) -> "LoopsTimed":
@@ -110,7 +112,6 @@ def _timed(target: str, devices: list[str], seconds: float) -> "LoopsTimed":
             names = timed.devices | {device: chosen.name or device}
             timed = replace(timed, model=name, devices=names, paces=(*timed.paces, pace))
             del built
-            gc.collect()
             clear(chosen.device)
     if failure is not None and timed.fastest is None:
         raise failure

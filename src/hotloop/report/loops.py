@@ -24,7 +24,7 @@ from hotloop.report.words import DASH, TIMES, Fact, times
 
 NAMES = {"tutorial": "as in tutorials", "fit": "loop.fit"}
 WIDE = 30.0  # times between the fastest and the slowest, from which on the axis is logarithmic
-HEADER = ["device", "loop", "items per second", "±", f"{TIMES} tutorial", f"{TIMES} CPU", "plan"]
+HEADER = ["device", "loop", "items/s", "±", f"{TIMES} tutorial", f"{TIMES} CPU", "plan"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def loops_table(timed: LoopsTimed) -> RichTable:
     header, rows = _cells(timed)
     for name in header:
         is_words = name in ("device", "loop", "plan")
-        table.add_column(name, justify="left" if is_words else "right", no_wrap=not is_words, overflow="fold")
+        table.add_column(name, justify="left" if is_words else "right", no_wrap=name != "plan", overflow="fold")
     for pace, cells in zip(timed.paces, rows, strict=True):
         style = "dim" if pace.failure else "bold" if pace is timed.fastest else ""
         table.add_row(*(Text(cell) for cell in cells), style=style)
