@@ -54,8 +54,6 @@ class AlignedLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=plan)
     ```
 
-    **How it is undone.** hotloop restores the `forward` of the layers. Outside autocast they compute as before anyway.
-
     **When it does not help.** If the layer is a small part of the step. If the model is compiled: the compiler does the
     same for linear layers.
     """

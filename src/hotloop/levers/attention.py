@@ -30,8 +30,6 @@ class NoCudnnAttentionLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", levers=("no cudnn attention",)))
     ```
 
-    **How it is undone.** The switch is off only inside a step; hotloop restores it after each one.
-
     **When it does not help.** In long runs over fixed shapes.
     """
 

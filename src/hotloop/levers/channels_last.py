@@ -42,8 +42,7 @@ class ChannelsLastLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", channels_last=True))
     ```
 
-    **How it is undone.** After a dropped trial, hotloop restores the memory format of the weights. Later,
-    `model.to(memory_format=torch.contiguous_format)` does it.
+    Later, `model.to(memory_format=torch.contiguous_format)` restores the format.
 
     The tuner tries it once more after it has kept a compilation.
 

@@ -41,8 +41,6 @@ class CheckpointingLever(Lever):
 
     The tuner looks for speed, so it never pulls this lever.
 
-    **How it is undone.** hotloop unwraps the blocks.
-
     **When it does not help.** If the step fits without it.
     """
 

@@ -43,8 +43,8 @@ class CompileLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", compile="default"))
     ```
 
-    **How it is undone.** hotloop drops the compiled function; the model itself was never wrapped. If the compiler fails
-    in a trial, hotloop drops the lever, gives its message and goes on eagerly.
+    The model itself is never wrapped. If the compiler fails in a trial, hotloop drops the lever, gives its message and
+    goes on eagerly.
 
     **When it does not help.** In short runs. If the step is one large matmul after another. If the model branches on
     its data.
@@ -91,8 +91,7 @@ class CompileBlocksLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", compile="blocks"))
     ```
 
-    **How it is undone.** hotloop restores the `forward` of the blocks. While the lever is applied, a copy or a pickle
-    of the model has eager blocks, and its `state_dict` is the same.
+    While the lever is applied, a copy or a pickle of the model has eager blocks, and its `state_dict` is the same.
 
     **When it does not help.** If the time goes into layers that are not repeated. If there are only two or three
     blocks: the whole model compiles nearly as fast. In evaluation, blocks run eagerly.
@@ -242,8 +241,6 @@ class MaxAutotuneLever(Lever):
     ```python
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", compile="max-autotune"))
     ```
-
-    **How it is undone.** hotloop drops the compiled function.
 
     **When it does not help.** If the kernels of the libraries are the best already, which is common for large matmuls.
     In most runs: it has to win back minutes.

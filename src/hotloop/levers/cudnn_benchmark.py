@@ -45,9 +45,6 @@ class CudnnBenchmarkLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", cudnn_benchmark=True))
     ```
 
-    **How it is undone.** The switch is on only inside a step; hotloop restores it after each one, so the rest of your
-    program does not see it.
-
     **When it does not help.** If the heuristic was right. If shapes change from batch to batch: cuDNN searches again
     for each new one.
     """

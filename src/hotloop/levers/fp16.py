@@ -30,8 +30,6 @@ class Fp16Lever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", precision="fp16"))
     ```
 
-    **How it is undone.** Autocast stays off, and there is no scaler.
-
     **When it does not help.** On GPUs with bf16, which is as fast and needs no scaler. On small models, where the
     synchronization costs more than the arithmetic gives.
     """

@@ -51,12 +51,11 @@ class FusedLever(Lever):
     an error that gives the reason, and so is one whose kernel is wrong here; for an optimizer that you built with
     `fused=True` yourself that is a `PlanWarning`.
 
-    **How it is undone.** hotloop restores the optimizer's flag and moves its step counts back to the host. The
-    optimizer's state stays valid: it is the same in both forms.
+    The optimizer's state is the same in both forms, so it stays valid when the lever is dropped.
 
     **When it does not help.** If the update is a small part of the step. A captured step has no launches left to save.
 
-    Measured by hand on an H200, it took a GPT of 124M parameters in bf16 from 348,000 to 361,000 tokens per second.
+
     """
 
     name = "fused"

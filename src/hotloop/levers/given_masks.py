@@ -34,8 +34,6 @@ class GivenMasksLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", levers=("given masks",)))
     ```
 
-    **How it is undone.** hotloop restores the `forward` of the layers.
-
     **When it does not help.** If causal attention over long sequences takes most of the step: pass `is_causal=True`
     there, which avoids the comparison too.
     """

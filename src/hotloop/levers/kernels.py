@@ -41,8 +41,6 @@ class KernelsLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=plan)
     ```
 
-    **How it is undone.** hotloop restores the `forward` of the layers.
-
     **When it does not help.** If convolutions take nearly all of the step. If the model is compiled: the compiler does
     the same, and this lever does nothing.
     """

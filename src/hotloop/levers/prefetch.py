@@ -26,8 +26,6 @@ class PinnedMemoryLever(Lever):
     On a device other than CUDA, a plan with it is an error. `loop.tune` times it for a plain `DataLoader` with a
     PyTorch sampler, which it can read again without side effects. `fit` and `batches` do not: ask for it as above.
 
-    **How it is undone.** The loader is read as it is; hotloop never changed yours.
-
     **When it does not help.** If a step waits for the loading itself: pinning is one more copy on the host. If batches
     are small.
     """
@@ -72,8 +70,6 @@ class PrefetchLever(Lever):
     With `pinned=True` a thread of the loader does the pinning; without it, the training thread does.
     `hotloop.stream(loader, device, "prefetched")` is the same in a loop of your own. `loop.tune` times it under the
     same condition as [pinned memory](pinned-memory.md).
-
-    **How it is undone.** Each batch is copied when its step needs it: `stream="direct"`.
 
     **When it does not help.** It hides the copy, not the loading: if the loader is slow, the step still waits for it.
     If batches are small, there is nothing to hide.

@@ -36,8 +36,6 @@ class ResidentLever(Lever):
     A loader whose data cannot live on the device is then an error that gives the reason. `stream="auto"`, the default,
     uses it if it can and continues without it otherwise.
 
-    **How it is undone.** With `stream="direct"` or `plan="plain"`, hotloop reads the loader again.
-
     **When it does not help.** If a step takes much longer than loading its batch. A dataset that augments at random is
     never kept on the device: augment there instead, with `device_transform=`.
     """

@@ -50,8 +50,6 @@ class RMSNormLever(Lever):
     loop = hotloop.Loop(model, optimizer, plan=hotloop.Plan("cuda", levers=("rms norm",)))
     ```
 
-    **How it is undone.** hotloop restores the `forward` of the layers.
-
     **When it does not help.** If the model is compiled: the compiler fuses those operations itself.
     """
 

@@ -39,8 +39,6 @@ class RowKernelsLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=plan)
     ```
 
-    **How it is undone.** hotloop restores PyTorch's functions after each step.
-
     **When it does not help.** If matmuls take nearly all of the step, as with wide layers and few rows. If shapes vary,
     so that many steps run eagerly: from Python these kernels take longer to launch than PyTorch's. If the model is
     compiled: the compiler does the same, and this lever does nothing.

@@ -28,13 +28,10 @@ class Tf32Lever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", tf32=True))
     ```
 
-    **How it is undone.** `torch.set_float32_matmul_precision` is `"high"` only inside a step; hotloop restores it after
-    each one.
-
     **When it does not help.** If bf16 was kept: few matmuls are left in fp32, and it is not tried. If matmuls are a
     small part of the step.
 
-    Measured by hand on an H200, it took a GPT of 124M parameters from 54,200 to 157,000 tokens per second.
+
     """
 
     name = "tf32"
