@@ -340,6 +340,16 @@ def test_ranks_that_can_tell_nothing_go_on_and_end_in_words(monkeypatch: pytest.
     assert "its collective failed: Connection closed by peer" in str(found.value)
 
 
+def test_a_rank_says_once_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of one's own over `batches` ends without an error, after an evaluation in it has lost another rank."""
+    store = HashStore()
+    beats = heartbeat(monkeypatch, store)
+    monkeypatch.setattr("hotloop.ranks.heartbeat.PATIENCE", 0.1)
+    with beats, pytest.raises(RankLost), beats:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
+    assert told(store).ended == "lost"
+
+
 def test_other_errors_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), heartbeat(monkeypatch, None):
         torch.ones(2, 3) @ torch.ones(2, 3)

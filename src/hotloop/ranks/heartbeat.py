@@ -151,9 +151,11 @@ class Heartbeat:
     def _end(self, error: BaseException | None) -> None:
         """Say how it ended, and leave the others the time to hear it where their store ends with this process."""
         mine = self._mine
-        if error is None:
+        if mine is not None and mine.ended:
+            pass  # it is said
+        elif error is None:
             mine = self._tell((), "done")
-        elif mine is None or not mine.ended:
+        else:
             words = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
             mine = self._tell(_stack(error), "failed", printable(words)[:400])
         self.show(mine)
@@ -163,9 +165,9 @@ class Heartbeat:
 
     def hear(self, ranks: Iterable[int] | None = None) -> None:
         """Take in what others have said: where the store ends with one of them, that is all that will be known."""
-        several = range(min(self._ranks.size, MANY)) if ranks is None else ranks
+        ranks = range(min(self._ranks.size, MANY)) if ranks is None else ranks
         try:
-            keys = [_key(rank) for rank in several if rank != self._ranks.rank and self.store is not None]
+            keys = [_key(rank) for rank in ranks if rank != self._ranks.rank and self.store is not None]
             there = [key for key in keys if self.store.check([key])]
             beats = [Beat(**json.loads(each)) for each in (self.store.multi_get(there) if there else ())]
         except (RuntimeError, OSError):
