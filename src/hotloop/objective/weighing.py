@@ -196,13 +196,8 @@ class Weighing:
             self.tell("eager")
         self._weigh(losses, way, items, counts.value_at(way.place) if counts is not None else weight, reads=is_part)
         if known.first is not None and verdict.way is not None:
-            first, known.first = known.first, None
-            if self._on_ranks and verdict.way != first.way:
-                self.tell("first", way=verdict.way)
-            elif verdict.way != first.way:
-                count = first.counts.value_at(verdict.way.place)
-                self._weigh(first.losses, verdict.way, int(first.losses.count), count)
-                losses.first = float(first.losses.mass)
+            losses.first = self._weight_of(known.first, verdict.way)
+            known.first = None
         return losses
 
     def _weigh(
@@ -224,6 +219,16 @@ class Weighing:
             losses.weight, losses.size, losses.by_values = weight, max(items, round(items * way.ratio)), True
             if not isinstance(weight, Tensor) and not (weight or way.drops) and losses.total.detach().item():
                 self.tell("empty")
+
+    def _weight_of(self, first: _FirstBatch, way: PartWeight) -> float | None:
+        """What the first batch should have weighed; None where it did, or where ranks have updated weights with it."""
+        if way == first.way:
+            return None
+        if self._on_ranks:
+            self.tell("first", way=way)
+            return None
+        self._weigh(first.losses, way, int(first.losses.count), first.counts.value_at(way.place))
+        return float(first.losses.mass)
 
     def _uncompared(
         self, known: _Known, losses: Losses, counts: Denominators, batch: Any, items: int, *, is_part: bool
@@ -282,9 +287,8 @@ class Weighing:
     def _tell_of_unknown(self, counts: Denominators, items: int) -> None:
         if items > 1 or any(count.by_values for count in counts.counts):  # else all ways weigh the same
             names = shorten(self.calls.names or [], 3)
-            self.tell(
-                "unknown", because=f", because your code changes what cannot be restored ({names})" if names else ""
-            )
+            because = f", because your code changes what cannot be restored ({names})" if names else ""
+            self.tell("unknown", because=because)
 
     def tell_of_norms(self, model: nn.Module, what: str) -> None:
         """Say once that batch normalisation sees less than the whole batch."""

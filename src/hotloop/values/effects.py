@@ -193,6 +193,14 @@ class CallEffects:
 
     Calls are looked at until one changes nothing, or two have changed something: what the first alone changes may be
     done once, as by one that fills a cache. `tell` is given the names if one of these calls was no step's.
+
+    >>> calls, effects = [], CallEffects(print)
+    >>> effects.roots = lambda: {"objective": calls.append}
+    >>> for number in range(2):
+    ...     with effects.looked_at([]):
+    ...         calls.append(number)
+    >>> effects.names
+    ['objective']
     """
 
     def __init__(self, tell: Callable[[list[str]], None]) -> None:
