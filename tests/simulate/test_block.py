@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from hotloop.apps import simulate
+from hotloop import simulate
 from hotloop.apps.simulate.cards import generic
 from hotloop.apps.simulate.shim import CannotSimulate
 from hotloop.errors import BadArgument, HotloopError

@@ -104,11 +104,6 @@ for _ in range(5):
     assert (ran.result.completed, ran.result.branches, ran.result.error) == (3, (), None)
 
 
-def test_values_that_are_computed_are_nobodys_invention(run) -> None:
-    ran = run(LOOP + "while step().item() < 1e9:\n    pass\n", values=True)
-    assert (ran.result.completed, ran.result.branches) == (3, ())
-
-
 def test_a_gpu_that_is_not_there_is_a_finding_at_its_line(run) -> None:
     lines = [
         'model.to("cuda:1")',

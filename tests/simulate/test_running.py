@@ -127,7 +127,7 @@ def test_a_loop_that_waits_for_a_value_is_broken_out_of(run) -> None:
 
 
 def test_a_loop_that_no_answer_ends_is_ended(run) -> None:
-    sooner = "import hotloop.apps.simulate.values\nhotloop.simulate.values.LIMIT = 700\n"
+    sooner = "import hotloop.apps.simulate.values\nhotloop.apps.simulate.values.LIMIT = 700\n"
     ran = run(LOOP + sooner + "x = torch.rand(2, device='cuda')\nwhile x.max().item() != 0.123:\n    pass\n")
     (found,) = ran.result.findings
     assert (ran.result.status, found.line) == ("cut-short", ran.line("x.max()"))
@@ -269,11 +269,6 @@ def test_one_script_in_one_call(simulator, monkeypatch: pytest.MonkeyPatch, capf
     result = simulate_script(ENGINE / "arguments.py", ["--batch", "5"], CARD, steps=1)
     assert (result.completed, result.error) == (1, None)
     assert "batch 5" not in capfd.readouterr().err
-
-
-def test_values_are_computed_where_they_are_asked_for(run) -> None:
-    body = "x = torch.arange(4.0).cuda()\nprint((x * 2).tolist())\nstep()\n"
-    assert run(LOOP + body, values=True).out == "[0.0, 2.0, 4.0, 6.0]\n"
 
 
 def test_arguments_that_cannot_be_meant(simulator, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from hotloop.apps import simulate
+from hotloop import simulate
 
 from .test_running import LOOP
 

@@ -81,7 +81,6 @@ class Simulator:
         time_limit: float = 120.0,
         memory_limit: int | None = None,
         listeners: Sequence[str] = (),
-        values: bool = False,
         batch: int | None = None,
         batch_from: str | None = None,
         variant: str | None = None,
@@ -91,8 +90,7 @@ class Simulator:
     ) -> Simulation:
         """Run an unmodified script as if the card were there, until it has made its steps.
 
-        `memory_limit` are the bytes of host memory that it may take; with `values` they are computed on the host too,
-        so that what depends on them is as it would be. `batch` is set in it wherever it is found, or as
+        `memory_limit` are the bytes of host memory that it may take. `batch` is set in it wherever it is found, or as
         `batch_from` says, in the words of `Way`; `variant` is a change of `variants`; a `silent` one prints nothing.
         The host takes as long for data and other work as in the run `like` this, so that cards can be compared.
         """
@@ -116,7 +114,6 @@ class Simulator:
                 time_limit=time_limit,
                 memory_limit=memory_limit,
                 listeners=tuple(listeners),
-                values=values,
                 batch=batch,
                 batch_from=batch_from,
                 variant=variant,
@@ -151,7 +148,7 @@ class Simulator:
     def _with_short_loops(self, request: Request) -> Simulation:
         """Loops that only evaluate have few rounds, and one in later runs; all of them where the script fails else."""
         script = (request.script, request.arguments)
-        known = None if request.values else self._short.get(script, set())  # what is computed may depend on all
+        known = self._short.get(script, set())
         if known is not None:
             found = self._ask(replace(request, shortened=tuple(known)))
             if found.status != FAILED or not found.shortened:
@@ -219,7 +216,6 @@ def simulate_script(
     steps: int = 3,
     time_limit: float = 120.0,
     listeners: Sequence[str] = (),
-    values: bool = False,
     stdout: IO[Any] | int | None = None,
     stderr: IO[Any] | int | None = None,
 ) -> Simulation:
@@ -230,9 +226,7 @@ def simulate_script(
     `subprocess`.
     """
     with Simulator(stdout=stdout, stderr=stderr) as simulator:
-        return simulator.run(
-            script, arguments, card, steps=steps, time_limit=time_limit, listeners=listeners, values=values
-        )
+        return simulator.run(script, arguments, card, steps=steps, time_limit=time_limit, listeners=listeners)
 
 
 def _read(result: Path, code: int | None, script: Path) -> Simulation:

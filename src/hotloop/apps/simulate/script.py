@@ -109,7 +109,7 @@ class SimulatedScript:
             self._cut(limit, "give it more time: --time-limit", None)
         elif isinstance(ending, Spinning):
             waits = "a loop waits for a value that only a real GPU could compute, and was ended"
-            self._cut(waits, "compute the values too: --values", ending.place)
+            self._cut(waits, "hotloop.simulate(…, values=True) around the training computes it", ending.place)
         elif isinstance(ending, SystemExit):
             self._exited(ending)
         else:

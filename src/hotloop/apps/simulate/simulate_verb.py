@@ -73,9 +73,6 @@ def simulate(
     largest_batch: Annotated[
         bool, typer.Option("--largest-batch", help="Find the largest batch that fits, and what would save memory.")
     ] = False,
-    values: Annotated[
-        bool, typer.Option("--values", help="Also compute values, on the CPU: slow, for scripts that branch on them.")
-    ] = False,
     price: Annotated[
         Path | None,
         typer.Option(
@@ -140,7 +137,6 @@ def simulate(
                 arguments,
                 steps=steps,
                 time_limit=time_limit,
-                values=values,
                 batch=batch,
                 batch_from=batch_from,
                 gpus=1 if clusters else gpus,

@@ -240,7 +240,9 @@ class Engine:
         branches = [f"{relative(p.file, folder)}:{p.line}" for p in self.gpu.values.branches.seen]
         if branches:
             at = ", ".join(sorted(branches))
-            notes.append(f"a branch depends on values that were invented, at {at}: --values computes them")
+            notes.append(
+                f"a branch depends on invented values, at {at}: hotloop.simulate(…, values=True) computes them"
+            )
         ended = sorted(f"{relative(p.file, folder)}:{p.line}" for p in self.evaluations.ended)
         if ended:
             notes.append(f"loops that only evaluate were ended after rounds that are alike, at {', '.join(ended)}")

@@ -120,7 +120,7 @@ def _become(request: Request, requests: int, replies: int) -> None:
         for each in listeners:
             if isinstance(each, Time) and request.host is not None:
                 each.host_cost = HostCost.from_json(request.host)
-        engine = Engine(card, listeners, request.steps, values=request.values, others=_others(request, card))
+        engine = Engine(card, listeners, request.steps, others=_others(request, card))
         engine.gpu.between.tell_instead(request.kept, request.workers)
         engine.gpu.values.branches.turned.update(request.turned)
         engine.evaluations.known.update(request.shortened)

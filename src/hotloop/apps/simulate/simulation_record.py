@@ -20,7 +20,6 @@ class Request(Record):
     time_limit: float = 120.0
     memory_limit: int | None = None  # bytes of host memory
     listeners: tuple[str, ...] = field(default=())  # module:name, called with the card
-    values: bool = False  # whether they are computed too
     batch: int | None = None  # that the script is to have
     batch_from: str | None = None  # where it says its batch; None: wherever that is found
     variant: str | None = None  # a change, as in `variants`

@@ -40,14 +40,13 @@ class Study:
         *,
         steps: int = 3,
         time_limit: float = 120.0,
-        values: bool = False,
         batch: int | None = None,
         batch_from: str | None = None,
         gpus: int = 1,
         told: Callable[[str], None] = lambda words: None,
     ) -> None:
         self._batch = batch
-        self._steps, self._values, self._told = steps, values, told
+        self._steps, self._told = steps, told
         self._run = partial(simulator.run, script, arguments, time_limit=time_limit, batch_from=batch_from, gpus=gpus)
         self._name = printable(Path(script).name)
         self._pace: StepPace | None = None  # of another card: one host for all
@@ -57,7 +56,7 @@ class Study:
         """The script as it is, with the batch that was asked for."""
         limit = None if self._batch is None else _host_memory()
         run = partial(
-            self._run, steps=self._steps, listeners=EVERYTHING, values=self._values, batch=self._batch,
+            self._run, steps=self._steps, listeners=EVERYTHING, batch=self._batch,
             memory_limit=limit, like=self._pace,
         )  # fmt: skip
         found = run(card, silent=silent)

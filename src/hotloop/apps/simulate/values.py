@@ -32,7 +32,7 @@ class Spinning(Exception):
 
     def __init__(self, place: Place | None) -> None:
         self.place = place
-        super().__init__("a loop waits for a value that only a real GPU could compute; with values it is computed here")
+        super().__init__("a loop waits for a value that only a real GPU could compute")
 
 
 class Values:
