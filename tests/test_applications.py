@@ -19,13 +19,14 @@ VERBS: dict[str, str] = PROJECT["entry-points"]["hotloop.verbs"]
 APPLICATIONS = sorted(path.name for path in (ROOT / "src/hotloop/apps").iterdir() if (path / "__init__.py").exists())
 
 
-@pytest.mark.parametrize("name", some(APPLICATIONS, ["sprites"]))
+@pytest.mark.parametrize("name", some(APPLICATIONS, ["simulate"]))
 def test_without_an_application_the_rest_works(name: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(tmp_path / "src/hotloop/apps" / name)
     gone = f"hotloop.apps.{name}"
     with_it = [verb for verb, place in VERBS.items() if place.startswith(f"{gone}.")]
-    assert with_it
+    names = {"leaks": ["watch_growth"], "simulate": ["simulate"]}.get(name, [])
+    assert with_it or names
 
     def python(*args: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -54,9 +55,7 @@ for found in pkgutil.walk_packages(hotloop.__path__, "hotloop."):
     done = python("-c", others)
     assert done.returncode == 0, done.stderr
     missing = [line for line in done.stdout.splitlines() if line and not line.startswith("  fix: pip install")]
-    assert missing == (
-        [f"simulate hotloop.simulate is not here: {gone} is not installed"] if name == "simulate" else []
-    )
+    assert missing == [f"{each} hotloop.{each} is not here: {gone} is not installed" for each in names]
     zoo = python(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/zoo/test_same_training.py", "-k", "plain_plan_is"
     )

@@ -10,6 +10,7 @@ from hotloop.version import __version__
 
 if TYPE_CHECKING:
     from hotloop import metrics as metrics
+    from hotloop.apps.leaks.growth import watch_growth as watch_growth
     from hotloop.apps.simulate.block import simulate as simulate
     from hotloop.checkpoint.weights import read_weights as read_weights
     from hotloop.data import pad_to as pad_to
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from hotloop.errors import DeviceMismatch as DeviceMismatch
     from hotloop.errors import HotloopError as HotloopError
     from hotloop.evaluation import evaluate as evaluate
-    from hotloop.memory.leaks import watch_growth as watch_growth
     from hotloop.memory.release import release as release
     from hotloop.memory.usage import usage as usage
     from hotloop.monitor.watching import watch as watch
@@ -66,7 +66,7 @@ _HOMES = {
     "usage": "memory.usage",
     "waits": "placement.waits",
     "watch": "monitor.watching",
-    "watch_growth": "memory.leaks",
+    "watch_growth": "apps.leaks.growth",
     "world_size": "ranks.group",
 }
 

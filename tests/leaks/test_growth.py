@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hotloop.memory.leaks import Growth, Leak, watch_growth
+from hotloop.apps.leaks.growth import Growth, Leak, watch_growth
 
 from ..warm import Warm
 
@@ -60,7 +60,7 @@ def line_with(code: str) -> str:
     """`file:line: code` of the line of this file that ends in a mark."""
     lines = inspect.getsource(inspect.getmodule(line_with)).splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.rstrip().endswith(f"# {code}"))
-    return f"test_leaks.py:{number}: "
+    return f"test_growth.py:{number}: "
 
 
 def test_losses_in_a_list_keep_their_graphs() -> None:
@@ -228,7 +228,7 @@ def test_a_script_without_functions_is_understood(tmp_path: Path, warm: Warm) ->
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"
-        "from hotloop.memory.leaks import watch_growth\n"
+        "from hotloop.apps.leaks.growth import watch_growth\n"
         "weight, losses = torch.ones(500, requires_grad=True), []\n"
         "with watch_growth() as growth:\n"
         "    for _ in range(8):\n"
