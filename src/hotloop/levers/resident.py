@@ -23,7 +23,7 @@ class ResidentLever(Lever):
     tenths of a millisecond. So it may miss a change of a few rows among many thousands, and a write to a tensor already
     on a GPU that bypasses PyTorch's counter. `resident = True` is a promise: of such a dataset, hotloop checks tensors
     and arrays among its attributes, and nothing else. Indices of a `Subset` that are changed in place
-    (`part.indices[3] = 7`) count from the next epoch on.
+    (`part.indices[3] = 7`) count from the next batch on, with workers from the next epoch on, as with the loader.
 
     **What it costs.** One copy of the dataset, and the memory for it.
 
