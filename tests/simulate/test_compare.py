@@ -46,7 +46,7 @@ def test_a_file_that_is_not_there_is_an_error_in_words(tmp_path):
 
 def test_a_row_of_a_simulation_has_the_speed_and_the_cost_of_its_batch():
     found = Simulation(
-        "rtx4090", 3, 3, fits=True, step_ms=StepTime(10.0, 8.0, 12.5, False), batch=Batch(8, "loader:3", 32)
+        "rtx4090", 3, 3, fits=True, step_ms=StepTime(10.0, 8.0, 12.5, False), batch=Batch(8, "argument:--batch", 32)
     )
     row = row_of(found, {"nvidia rtx 4090": 0.72, "something else": 9.0})
     assert (row.samples_per_second.median, row.samples_per_second.low, row.samples_per_second.high) == (

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from hotloop.apps.simulate.batch_setting import BatchSetting
 from hotloop.apps.simulate.cards import Card, card
 from hotloop.apps.simulate.largest_batch import what_helps
 from hotloop.apps.simulate.shown import simulation_words
 from hotloop.apps.simulate.simulation_record import Simulation
 from hotloop.apps.simulate.study import MEMORY, Study
-from hotloop.errors import BadArgument
 from hotloop.printing.text import size
 
 from .test_variants import twins_of
@@ -61,6 +61,7 @@ for number in range(18):
     optimizer.step()
 """
 TWINS = twins_of(SCRIPT, "loss = model(x).sum()")
+BATCH = BatchSetting("variable", "batch", 512)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -69,9 +70,9 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def fits(simulator: Any, path: Path, on: Card, batch: int | None, **options: Any) -> bool:
+def fits(simulator: Any, path: Path, on: Card, batch: int, **options: Any) -> bool:
     """Whether a batch fits, by really running it."""
-    ran = simulator.run(path, [], on, steps=2, listeners=MEMORY, batch=batch, **options)
+    ran = simulator.run(path, [], on, steps=2, listeners=MEMORY, batch=replace(BATCH, size=batch), **options)
     assert ran.error is None or any(finding.code == "out-of-memory" for finding in ran.findings)
     return bool(ran.fits is not False)
 
@@ -80,7 +81,7 @@ def fits(simulator: Any, path: Path, on: Card, batch: int | None, **options: Any
 def studied(simulator, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path, Simulation, list[str]]:
     """A script whose largest batch was found, with what would make room for more."""
     path, heard = write(tmp_path_factory.mktemp("study"), SCRIPT), []
-    study = Study(simulator, path, [], told=heard.append)
+    study = Study(simulator, path, [], batch=BATCH, told=heard.append)
     return study, path, study.with_help(study.with_largest(study.plain(SMALL), SMALL), SMALL), heard
 
 
@@ -123,7 +124,7 @@ def test_what_helps_has_the_numbers_of_scripts_in_which_a_person_wrote_it(studie
 
 def test_what_makes_room_where_it_does_not_fit(simulator, tmp_path: Path) -> None:
     path = write(tmp_path, SCRIPT.replace("batch = 512", "batch = 18000"))
-    study = Study(simulator, path, [], steps=2)
+    study = Study(simulator, path, [], steps=2, batch=replace(BATCH, size=18000))
     plain = study.plain(SMALL)
     assert plain.fits is False
     found = study.with_help(plain, SMALL)
@@ -147,38 +148,36 @@ def test_not_even_one(simulator, tmp_path: Path) -> None:
         .replace("width=1024", "width=8192")
         .replace("(batch, 1024)", "(batch, 8192)"),
     )
-    study = Study(simulator, path, [])
+    study = Study(simulator, path, [], batch=replace(BATCH, size=4))
     found = study.with_largest(study.plain(SMALL), SMALL)
     assert (found.largest_batch, found.search.too_large, found.search.exact) == (None, 1, True)
-
-
-def test_a_script_without_a_batch_is_told_how_to_point_at_it(simulator, tmp_path: Path) -> None:
-    path = write(tmp_path, SCRIPT.replace("batch = 512", "batch = len('1234')"))
-    found = Study(simulator, path, []).with_largest(Study(simulator, path, []).plain(SMALL), SMALL)
-    assert (found.largest_batch, found.search) == (None, None)
-    assert any("--batch-from" in note for note in found.notes)
-    with pytest.raises(BadArgument, match="was not found") as caught:
-        Study(simulator, path, [], batch=8).plain(SMALL)
-    assert "--batch-from" in str(caught.value.fix)
-    clash = write(tmp_path, SCRIPT.replace("batch = 512", "batch = 512\nbs = 4"))
-    with pytest.raises(BadArgument, match="batch and bs disagree") as caught:
-        Study(simulator, clash, [], batch=8).plain(SMALL)
-    assert "variable:batch (512), variable:bs (4)" in str(caught.value.fix)
 
 
 def test_data_that_does_not_grow_ends_the_search(simulator, tmp_path: Path) -> None:
     text = SCRIPT.replace("torch.empty(batch, 1024)", "torch.empty(40, 1024)[:batch]")
     path = write(tmp_path, text.replace("= 512", "= 4"))
-    found = Study(simulator, path, []).with_largest(Study(simulator, path, []).plain(SMALL), SMALL)
+    study = Study(simulator, path, [], batch=replace(BATCH, size=4))
+    found = study.with_largest(study.plain(SMALL), SMALL)
     assert found.search.too_large is None
     assert 36 <= found.largest_batch <= 44
     assert any("never has more than about" in note for note in found.notes)
 
 
+def test_the_search_begins_with_the_samples_of_data_that_has_less_than_a_batch(simulator, tmp_path: Path) -> None:
+    loader = "torch.utils.data.DataLoader(torch.empty(40, 1024), batch)"
+    path = write(tmp_path, SCRIPT.replace("x = torch.empty(batch, 1024).cuda()", f"x = next(iter({loader})).cuda()"))
+    study = Study(simulator, path, [], batch=BATCH)
+    found = study.with_largest(study.plain(SMALL), SMALL)
+    assert found.largest_batch == 40
+    assert any("never has more than about 40 items" in note for note in found.notes)
+
+
 def test_weights_that_are_cast_do_not_look_like_data_that_does_not_grow(simulator, tmp_path: Path) -> None:
     path = write(tmp_path, SCRIPT)
     few, many = (
-        simulator.run(path, [], SMALL, steps=2, listeners=MEMORY, variant="bf16", batch=batch).batch.work
+        simulator.run(
+            path, [], SMALL, steps=2, listeners=MEMORY, variant="bf16", batch=replace(BATCH, size=batch)
+        ).batch.work
         for batch in (4, 64)
     )
     assert many == pytest.approx(16 * few, rel=1e-3)
@@ -186,7 +185,7 @@ def test_weights_that_are_cast_do_not_look_like_data_that_does_not_grow(simulato
 
 def test_a_script_that_fails_with_another_batch_ends_the_search(simulator, tmp_path: Path) -> None:
     path = write(tmp_path, SCRIPT.replace("    loss =", "    assert len(x) < 600, 'too many'\n    loss ="))
-    study = Study(simulator, path, [])
+    study = Study(simulator, path, [], batch=BATCH)
     found = study.with_largest(study.plain(SMALL), SMALL)
     assert found.largest_batch == 512
     assert any("AssertionError: too many" in note for note in found.notes)
@@ -200,7 +199,7 @@ def test_a_change_that_fails_is_left_out_with_a_word(simulator, tmp_path: Path) 
             "    model(x)\n    assert not torch.is_autocast_enabled('cuda'), 'no'\n    loss =",
         ),
     )
-    study = Study(simulator, path, [], steps=1)
+    study = Study(simulator, path, [], steps=1, batch=BATCH)
     found = study.with_help(study.plain(SMALL), SMALL)
     assert [each.name for each in found.helps] == ["plain", "checkpointing", "accumulation"]
     assert any(

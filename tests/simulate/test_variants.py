@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from hotloop.apps.simulate.batch_setting import BatchSetting
 from hotloop.apps.simulate.cards import card
 from hotloop.apps.simulate.simulation_record import Simulation
 from hotloop.apps.simulate.study import EVERYTHING
@@ -96,7 +97,7 @@ def by_hand(simulator, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
 @pytest.mark.parametrize("change", some(TWINS, [each for each in TWINS if each != "fp16"]))
 def test_a_change_takes_what_it_takes_where_a_person_wrote_it(change: str, run, by_hand) -> None:
-    batch = 256 if change.startswith("accumulation") else None
+    batch = BatchSetting("variable", "batch", 256) if change.startswith("accumulation") else None
     by_itself = run(SCRIPT, variant=change, batch=batch, steps=2, listeners=EVERYTHING, card=CARD).result
     written = by_hand(TWINS[change])
     assert by_itself.variant == change

@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
 
+from hotloop.apps.simulate.batch_setting import BatchSetting
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.events import DATA, WORK
 from hotloop.apps.simulate.shim import CannotSimulate, library
 from hotloop.apps.simulate.simulation_record import COMPLETED, FAILED, NO_STEPS, SETTLED, Request, Simulation, StepPace
-from hotloop.apps.simulate.ways import Way
 from hotloop.errors import BadArgument
 from hotloop.files.cache import cache_folder
 from hotloop.files.whole import write_json
@@ -81,8 +81,7 @@ class Simulator:
         time_limit: float = 120.0,
         memory_limit: int | None = None,
         listeners: Sequence[str] = (),
-        batch: int | None = None,
-        batch_from: str | None = None,
+        batch: BatchSetting | None = None,
         variant: str | None = None,
         gpus: int = 1,
         like: StepPace | None = None,
@@ -90,8 +89,8 @@ class Simulator:
     ) -> Simulation:
         """Run an unmodified script as if the card were there, until it has made its steps.
 
-        `memory_limit` are the bytes of host memory that it may take. `batch` is set in it wherever it is found, or as
-        `batch_from` says, in the words of `Way`; `variant` is a change of `variants`; a `silent` one prints nothing.
+        `memory_limit` are the bytes of host memory that it may take. `batch` is set in it, where that
+        says; `variant` is a change of `variants`; a `silent` one prints nothing.
         The host takes as long for data and other work as in the run `like` this, so that cards can be compared.
         """
         script = Path(script)
@@ -100,10 +99,8 @@ class Simulator:
             raise BadArgument(f"steps={steps}, time_limit={time_limit}", fix="give at least one step and some time")
         if not 1 <= gpus <= MOST_GPUS:
             raise BadArgument(f"gpus={gpus}", fix=f"give 1 to {MOST_GPUS}")
-        if batch is not None and batch < 1:
-            raise BadArgument(f"batch={batch}", fix="give a batch of at least 1")
-        if batch_from is not None:
-            Way.parsed(batch_from)
+        if batch is not None:
+            batch.check(script)
         with tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
             request = Request(
                 script=str(script),
@@ -115,7 +112,6 @@ class Simulator:
                 memory_limit=memory_limit,
                 listeners=tuple(listeners),
                 batch=batch,
-                batch_from=batch_from,
                 variant=variant,
                 gpus=gpus,
                 kept={} if like is None else {DATA: like.data_ms / 1e3, WORK: like.work_ms / 1e3},

@@ -1,19 +1,20 @@
 """A script on the simulated GPU, run as `python script.py` would run it, in the process that was made for it."""
 
+import ast
+import os
 import signal
 import sys
 import threading
 from contextlib import suppress
-from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hotloop.apps.simulate._torch import fake_files
-from hotloop.apps.simulate.batches import Batches
 from hotloop.apps.simulate.evaluations import watched
 from hotloop.apps.simulate.events import Place
+from hotloop.apps.simulate.samples import Samples
 from hotloop.apps.simulate.shim import CannotSimulate
 from hotloop.apps.simulate.simulation import Engine
 from hotloop.apps.simulate.simulation_record import (
@@ -51,22 +52,13 @@ class TimeUp(BaseException):
     """The time limit of the simulation has passed."""
 
 
-def batches_of(request: Request) -> Batches:
-    """Who finds and sets the batch of the script; also a listener of its run."""
-    try:
-        source = decode_source(Path(request.script).read_bytes())
-    except (SyntaxError, UnicodeError):  # Python will say so
-        source = ""
-    return Batches(source, request.batch, request.batch_from)
-
-
 class SimulatedScript:
     """A script that is being simulated."""
 
-    def __init__(self, request: Request, engine: Engine, batches: Batches) -> None:
+    def __init__(self, request: Request, engine: Engine, samples: Samples) -> None:
         self._request = request
         self._engine = engine
-        self._batches = batches
+        self._samples = samples
         self._change = change_of(request.variant)
         self._folder = Path(request.script).resolve().parent
         self._error: str | None = None
@@ -79,8 +71,8 @@ class SimulatedScript:
         signal.signal(signal.SIGALRM, _time_up)
         signal.setitimer(signal.ITIMER_REAL, self._request.time_limit, _AGAIN)
         try:
-            with self._engine, self._batches, self._change, quiet_threads():
-                run_as_main(self._request.script, self._request.arguments, source=self._code())
+            with self._engine, self._samples, self._change, quiet_threads():
+                run_as_main(self._request.script, self._arguments(), source=self._code())
                 self._engine.gpu.by_hand.finish()
         except BaseException as ending:  # noqa: BLE001  # whatever the script lets through
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -89,11 +81,21 @@ class SimulatedScript:
         if not self._engine.asked:  # else it is written, and what the script did since then does not count
             self._write()
 
-    def _code(self) -> Any:
+    def _arguments(self) -> tuple[str, ...]:
+        """Those of the script, with the batch; or the batch in its environment."""
+        given, batch = self._request.arguments, self._request.batch
+        if batch is not None and batch.kind == "environment":
+            os.environ[batch.name] = str(batch.size)
+        return given if batch is None else batch.arguments(given)
+
+    def _code(self) -> ast.Module:
         """What is run in place of the file's text: with the batch in it, and its loops watched."""
-        if self._request.whole or not self._batches.source:
-            return self._batches.source or None
-        return watched(self._batches.source, str(Path(self._request.script).absolute()))
+        path = Path(self._request.script).absolute()
+        parse = ast.parse if self._request.whole else watched
+        tree = parse(path.read_bytes(), str(path))
+        if self._request.batch is not None:
+            self._request.batch.rewrite(tree)
+        return tree
 
     def _enough(self) -> None:
         """All steps are made: what the script does once it is told to end is its own affair."""
@@ -188,6 +190,12 @@ class SimulatedScript:
     def _made(self) -> str:
         return f"after {self._engine.completed} of {plural(self._request.steps, 'step')}"
 
+    def _batch(self) -> Batch:
+        seen, asked = self._samples, self._request.batch
+        size = None if asked is None else asked.size
+        samples = seen.samples or (size if seen.numbers else None)
+        return Batch(size, "" if asked is None else str(asked), samples, seen.numbers)
+
     def _write(self) -> None:
         if not self._engine.completed and self._status == COMPLETED:
             self._status = NO_STEPS
@@ -197,24 +205,10 @@ class SimulatedScript:
         memories = [*self._engine.listeners, *self._engine.others]
         if self._status != COMPLETED and any(getattr(each, "fits", None) is False for each in memories):
             self._status = SHORT  # which the script caught, and then it ended
-        batch = self._batches.to_batch()
-        notes = [*self._notes, *_batch_notes(batch, self._request.batch)]
-        seen = self._engine.result(self._folder, notes, self._status).to_json()
+        seen = self._engine.result(self._folder, self._notes, self._status).to_json()
         changed = self._request.variant if self._change.made else None
-        told = {"batch": batch.to_json(), "variant": changed, "error": self._error}
+        told = {"batch": self._batch().to_json(), "variant": changed, "error": self._error}
         write_json(Path(self._request.result), {**seen, **told})
-
-
-def _batch_notes(batch: Batch, asked: int | None) -> list[str]:
-    """What was done to the batch, in sentences."""
-    if asked is None or not batch.source:
-        return []
-    kind, _, name = batch.source.partition(":")
-    through = {"argument": name, "variable": f"the variable {name}", "environment": f"the environment's {name}"}
-    notes = [f"the batch is {asked}, set through {through.get(kind, f'the DataLoader of line {name}')}"]
-    if batch.items is not None:
-        notes.append(f"the data has {plural(batch.items, 'item')}, less than a batch: it was gone through again")
-    return notes
 
 
 def _time_up(_signal: int, _frame: Any) -> None:

@@ -60,18 +60,24 @@ def simulate(
     ] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="End after this many optimizer steps.")] = 3,
     batch: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Set the script's batch size.", show_default="its own")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Set the script's batch size, with --batch-from.", show_default="its own"
+        ),
     ] = None,
     batch_from: Annotated[
         str | None,
         typer.Option(
             metavar="PLACE",
-            help="Where the script sets its batch size: argument:--NAME, variable:NAME, environment:NAME, loader.",
-            show_default="found automatically",
+            help="Where the script takes its batch size: argument:--NAME, variable:NAME or environment:NAME.",
+            show_default=False,
         ),
     ] = None,
     largest_batch: Annotated[
-        bool, typer.Option("--largest-batch", help="Find the largest batch that fits, and what would save memory.")
+        bool,
+        typer.Option(
+            "--largest-batch", help="Find the largest batch that fits, from --batch on, and what would save memory."
+        ),
     ] = False,
     price: Annotated[
         Path | None,
@@ -94,18 +100,17 @@ def simulate(
     finds all device bugs: hotloop repairs each one and the script continues. Options of `hotloop simulate` stand before
     the script's name, the script's own after it.
 
-    hotloop looks for the batch size in this order: an option of the script such as --batch-size, a name in its
-    environment, a variable such as BATCH_SIZE, its DataLoader. If it finds the wrong one, give --batch-from. With
-    --largest-batch, or if the script does not fit, it also simulates bf16, checkpointing and accumulation.
+    hotloop sets the batch size where you say: argument:--micro adds --micro N to the script's arguments, variable:BATCH
+    replaces each integer that the script gives BATCH, environment:BATCH sets that. With --largest-batch, or if the
+    script does not fit, it also simulates bf16, checkpointing and, with a batch that it can set, accumulation.
 
     With --parallel, hotloop models the run on several GPUs from the simulation of one: memory of each rank, step time
     and efficiency, with DDP or FSDP. Each rank has the batch of the script.
 
     [bold]Examples[/bold]
       hotloop simulate train.py --epochs 3            [dim]on an H200[/dim]
-      hotloop simulate --gpu rtx4090 --batch 96 train.py   [dim]would 96 fit?[/dim]
-      hotloop simulate --gpu rtx4090 --largest-batch train.py
-      hotloop simulate --batch 8 --batch-from argument:--micro train.py
+      hotloop simulate --gpu rtx4090 train.py --batch-size 96   [dim]would 96 fit?[/dim]
+      hotloop simulate --batch 8 --batch-from argument:--micro --largest-batch train.py
       hotloop simulate --gpu t4,l4,rtx4090,h200 --price prices.csv train.py
       hotloop simulate --vram 8GiB train.py           [dim]does it fit?[/dim]
       hotloop simulate --gpu a100-80 --gpus 2 train.py   [dim]with cuda:0 and cuda:1[/dim]
@@ -118,14 +123,14 @@ def simulate(
 
     from hotloop.apps.simulate.compare import row_of
     from hotloop.apps.simulate.running import LONGEST, Simulator, check_script
-    from hotloop.apps.simulate.study import Study, check_batch
+    from hotloop.apps.simulate.study import Study, batch_to_set
 
     cards = _cards(gpu, vram)
     clusters = _clusters(cards, gpus, parallel, link)
     if not 0 < time_limit <= LONGEST:
         raise BadArgument(f"--time-limit {time_limit}", fix=f"give seconds, more than 0 and at most {LONGEST:,}")
-    if batch is not None:
-        check_batch(batch, cards)
+    asked = largest_batch or batch is not None or batch_from is not None
+    setting = batch_to_set(batch, batch_from, cards) if asked else None
     prices = _prices(price, cards)
     file, *arguments = script
     check_script(Path(file))
@@ -137,8 +142,7 @@ def simulate(
                 arguments,
                 steps=steps,
                 time_limit=time_limit,
-                batch=batch,
-                batch_from=batch_from,
+                batch=setting,
                 gpus=1 if clusters else gpus,
                 told=partial(say, console(stderr=True), style="dim"),
             )

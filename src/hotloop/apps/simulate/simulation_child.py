@@ -110,13 +110,14 @@ def _become(request: Request, requests: int, replies: int) -> None:
         _limit_memory(request.memory_limit)
         if request.silent:
             _silence()
-        from hotloop.apps.simulate.script import SimulatedScript, batches_of  # noqa: PLC0415
+        from hotloop.apps.simulate.samples import Samples  # noqa: PLC0415
+        from hotloop.apps.simulate.script import SimulatedScript  # noqa: PLC0415
         from hotloop.apps.simulate.simulation import Engine  # noqa: PLC0415
         from hotloop.apps.simulate.table import HostCost  # noqa: PLC0415
         from hotloop.apps.simulate.timeline import Time  # noqa: PLC0415
 
-        card, batches = Card.from_json(request.card), batches_of(request)
-        listeners = [*(_listener(name, card) for name in request.listeners), batches]
+        card, samples = Card.from_json(request.card), Samples()
+        listeners = [*(_listener(name, card) for name in request.listeners), samples]
         for each in listeners:
             if isinstance(each, Time) and request.host is not None:
                 each.host_cost = HostCost.from_json(request.host)
@@ -125,7 +126,7 @@ def _become(request: Request, requests: int, replies: int) -> None:
         engine.gpu.values.branches.turned.update(request.turned)
         engine.evaluations.known.update(request.shortened)
         engine.evaluations.whole = request.whole
-        SimulatedScript(request, engine, batches).run()
+        SimulatedScript(request, engine, samples).run()
         code = 0
     except BaseException:  # noqa: BLE001
         import traceback  # noqa: PLC0415

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotloop.apps.simulate.batch_setting import BatchSetting
 from hotloop.apps.simulate.largest_batch import SearchResult, Variant
 from hotloop.apps.simulate.scaling import RankStep
 from hotloop.records import Record
@@ -20,8 +21,7 @@ class Request(Record):
     time_limit: float = 120.0
     memory_limit: int | None = None  # bytes of host memory
     listeners: tuple[str, ...] = field(default=())  # module:name, called with the card
-    batch: int | None = None  # that the script is to have
-    batch_from: str | None = None  # where it says its batch; None: wherever that is found
+    batch: BatchSetting | None = None  # that the script is to have; None: its own
     variant: str | None = None  # a change, as in `variants`
     gpus: int = 1  # of the simulated machine
     turned: tuple[tuple[str, int], ...] = ()  # branches on invented numbers, by file and line, that go the other way
@@ -147,14 +147,11 @@ class StepPace(Record):
 
 @dataclass(frozen=True)
 class Batch(Record):
-    """The batch of a script, and where the script has it."""
+    """The batch of a script."""
 
-    size: int | None  # None where it was not found
-    source: str  # such as argument:--batch-size, variable:BATCH, loader:31; empty where it was not found
+    size: int | None  # that was set; None: the script has its own
+    source: str  # where it was set, such as argument:--batch-size
     samples: int | None = None  # that a step learns from
-    places: tuple[str, ...] = ()  # all that were seen, with the script's own batch there
-    clash: str = ""  # what disagrees, where that is why it was not found
-    items: int | None = None  # of data that has less than a batch, and was gone through again for it
     work: int = 0  # numbers that the forward pass of a step makes: they grow with the batch
 
 

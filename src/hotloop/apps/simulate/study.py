@@ -8,12 +8,12 @@ from typing import Any
 
 import psutil
 
+from hotloop.apps.simulate.batch_setting import HOW, BatchSetting
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.largest_batch import Outcome, SearchResult, SearchStopped, Variant, largest
 from hotloop.apps.simulate.running import TIME, Simulator
 from hotloop.apps.simulate.shim import CannotSimulate
 from hotloop.apps.simulate.simulation_record import Batch, Simulation, StepPace
-from hotloop.apps.simulate.ways import HOW
 from hotloop.errors import BadArgument
 from hotloop.printing.text import printable, size
 
@@ -40,15 +40,13 @@ class Study:
         *,
         steps: int = 3,
         time_limit: float = 120.0,
-        batch: int | None = None,
-        batch_from: str | None = None,
+        batch: BatchSetting | None = None,
         gpus: int = 1,
         told: Callable[[str], None] = lambda words: None,
     ) -> None:
         self._batch = batch
         self._steps, self._told = steps, told
-        self._run = partial(simulator.run, script, arguments, time_limit=time_limit, batch_from=batch_from, gpus=gpus)
-        self._name = printable(Path(script).name)
+        self._run = partial(simulator.run, script, arguments, time_limit=time_limit, gpus=gpus)
         self._pace: StepPace | None = None  # of another card: one host for all
         self._like: list[tuple[int, int]] = []  # batches and peaks of another card
 
@@ -61,16 +59,10 @@ class Study:
         )  # fmt: skip
         found = run(card, silent=silent)
         self._pace = self._pace or found.pace
-        if self._batch is not None and found.trained and not _batch(found).source:
-            raise BadArgument(f"{self._lost(_batch(found))}, so that it was not set", fix=_point(_batch(found)))
         return _if_close(found, card, partial(run, silent=True))
 
     def with_largest(self, plain: Simulation, card: Card) -> Simulation:
-        """The same with the largest batch that fits on the card, as far as it was found."""
-        batch = _batch(plain)
-        if not batch.source:
-            lost = f"{self._lost(batch)}, so that the largest is not known: {_point(batch)}"
-            return replace(plain, notes=(*plain.notes, lost))
+        """The same with the largest batch that fits on the card, as far as it was found, beginning with that set."""
         found = self._search(card, plain)
         self._like = self._like or [(tried, peak) for tried, _, peak in found.tried if peak is not None]
         ended = (f"the search for the largest batch ended: {found.ended}",) if found.ended else ()
@@ -115,9 +107,8 @@ class Study:
     ) -> SearchResult:
         """The largest batch, from what was seen of the script's own; with a change, few runs from what fits before."""
         batch = _batch(own)
-        start = batch.size or batch.samples or 1
-        reference = (start, batch.work)
-        known = {start: own} if not (batch.samples or start) % start else {}  # else its batches were not full
+        start = min(size for size in (batch.size, batch.samples, MOST) if size)  # data may have less than a batch
+        reference, known = (start, batch.work), {start: own}
 
         def run(tried: int) -> Outcome:
             if tried not in known:
@@ -133,7 +124,7 @@ class Study:
     def _tried(self, card: Card, change: str | None, batch: int, limit: int) -> Simulation:
         run = partial(self._run, card, variant=change, steps=STEPS, listeners=MEMORY, silent=True)
         try:
-            seen = run(batch=batch, memory_limit=limit)
+            seen = run(batch=self._batch and replace(self._batch, size=batch), memory_limit=limit)
         except CannotSimulate as error:
             raise SearchStopped(f"with a batch of {batch:,} {error.what}") from error
         self._told(f"{card.key}, {change or 'as it is'}, a batch of {batch:,}: {_verdict(seen)}")
@@ -157,25 +148,27 @@ class Study:
 
         Only two of them are run: from the second on each finds the memory as the one before it did.
         """
-        own = _batch(plain).size
         for count in MICRO_BATCHES:
-            if own is None or own < count or not _batch(plain).source:
+            if self._batch is None or self._batch.size < count:
                 return []
-            each = -(-own // count)
+            each = -(-self._batch.size // count)
+            micro_batch = replace(self._batch, size=each)
             try:
-                seen = self._changed(card, "accumulation:2", steps=STEPS, listeners=MEMORY, batch=each)
+                seen = self._changed(card, "accumulation:2", steps=STEPS, listeners=MEMORY, batch=micro_batch)
             except SearchStopped:
                 return []
             if seen is not None and not _short(seen):
                 return [_variant("accumulation", f"accumulate over {count} batches of {each:,}", seen, None)]
         return []
 
-    def _lost(self, batch: Batch) -> str:
-        return f"the batch of {self._name} was not found" + (f" ({batch.clash})" if batch.clash else "")
 
-
-def check_batch(batch: int, cards: Sequence[Card]) -> None:
-    """Refuse a batch that no simulation is needed for: one number of each sample is more than the card has."""
+def batch_to_set(batch: int | None, batch_from: str | None, cards: Sequence[Card]) -> BatchSetting:
+    """The batch that was asked for; refused where one number of each sample is more than the card has."""
+    if batch is None or batch_from is None:
+        raise BadArgument(
+            "hotloop does not look for the batch of a script",
+            fix=f"say how large it is and where the script takes it, as in {HOW}",
+        )
     largest = max(cards, key=lambda card: card.memory)
     if batch * NUMBER > largest.memory:
         raise BadArgument(
@@ -183,6 +176,7 @@ def check_batch(batch: int, cards: Sequence[Card]) -> None:
             f"{size(batch * NUMBER)}, and it has {size(largest.memory)}",
             fix="give a smaller --batch; --largest-batch finds the largest",
         )
+    return BatchSetting.parsed(batch_from, batch)
 
 
 def _host_memory() -> int:
@@ -275,8 +269,3 @@ def _why(seen: Simulation) -> str:
     """How a script ended that has no verdict."""
     said = (finding.message for finding in seen.findings if finding.code == seen.status)
     return printable(next(said, "the script makes no step"))
-
-
-def _point(batch: Batch) -> str:
-    seen = f"; seen: {', '.join(batch.places)}" if batch.places else ""
-    return f"point at it with --batch-from {HOW}{printable(seen)}"
