@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from allocation_traces import Trace, TraceEntry, read_trace, replay, write_trace
 from hotloop.apps.simulate.allocator import FIRST_RANGE, Allocator, Block, Full, rounded, segment_for
-from hotloop.apps.simulate.expandable import ExpandableAllocator
 from hotloop.errors import BadArgument
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -182,47 +181,12 @@ def test_statistics_have_pytorchs_names() -> None:
     assert allocator.stats()["allocated_bytes.all.freed"] == 0
 
 
-def test_growing_segments_map_pages() -> None:
-    allocator = ExpandableAllocator(GIB)
-    first, second = allocator.allocate(15 * MIB), allocator.allocate(15 * MIB)
-    assert second.address == first.address + 15 * MIB
-    assert allocator.reserved == 40 * MIB  # two pages of 20 MiB, not two segments of 16
-    allocator.free(first)
-    allocator.empty_cache()
-    assert allocator.reserved == 40 * MIB  # no whole page is free
-    allocator.free(second)
-    third = allocator.allocate(90 * MIB)
-    assert (third.address, allocator.reserved) == (first.address, 100 * MIB)
-    allocator.free(third)
-    allocator.empty_cache()
-    assert allocator.reserved == 0
-
-
-def test_growing_segments_leave_no_slack() -> None:
-    for kind, taken in ((Allocator, 5 * MIB), (ExpandableAllocator, 4 * MIB + 512)):
-        allocator = kind(GIB)
-        for _ in range(3):
-            allocator.allocate(5 * MIB)
-        assert allocator.allocate(4 * MIB + 512).size == taken
-
-
-def test_growing_segments_need_less_where_sizes_grow() -> None:
-    plain, growing = Allocator(GIB), ExpandableAllocator(GIB)
-    for allocator in (plain, growing):
-        for step in range(12, 60, 4):
-            allocator.free(allocator.allocate(step * MIB))
-    assert growing.reserved == 60 * MIB
-    assert plain.reserved == sum(range(12, 60, 4)) * MIB
-
-
 class Holds(RuleBasedStateMachine):
     """Whatever is asked of it in whatever order."""
 
-    kind: type[Allocator] = Allocator
-
     def __init__(self) -> None:
         super().__init__()
-        self.allocator = self.kind(256 * MIB)
+        self.allocator = Allocator(256 * MIB)
         self.live: list[Block] = []
 
     @rule(size=sizes, stream=st.integers(0, 1))
@@ -234,14 +198,13 @@ class Holds(RuleBasedStateMachine):
             block = self.allocator.allocate(size, stream)
         except Full:
             block = None
-        if block is None:  # pages may be larger than a segment would be
-            grows = segment_for(rounded(size)) + (0 if self.kind is Allocator else 20 * MIB)
-            assert self.allocator.reserved + grows > 256 * MIB
+        if block is None:
+            assert self.allocator.reserved + segment_for(rounded(size)) > 256 * MIB
             return
         self.live.append(block)
         assert block.size >= size
         assert block.size - rounded(size) <= (0 if block.size <= MIB else MIB)
-        if self.kind is Allocator and fitting:
+        if fitting:
             assert (self.allocator.reserved, block.address) == (before, fitting[0][1])
 
     @rule(data=st.data())
@@ -252,8 +215,7 @@ class Holds(RuleBasedStateMachine):
     @rule()
     def empty(self) -> None:
         self.allocator.empty_cache()
-        if self.kind is Allocator:
-            assert all(block.split for pool in self.allocator.pools() for block in pool.blocks.values())
+        assert all(block.split for pool in self.allocator.pools() for block in pool.blocks.values())
 
     @invariant()
     def nothing_overlaps_and_all_adds_up(self) -> None:
@@ -266,9 +228,8 @@ class Holds(RuleBasedStateMachine):
         assert allocator.all.requested.bytes == sum(block.requested for block in self.live)
         for pool in allocator.pools():
             assert pool.free == sorted((block.size, block.address) for block in pool.blocks.values())
-            assert not any(b.after and not b.after.in_use and b.after.mapped for b in pool.blocks.values())
-        if self.kind is Allocator:
-            assert allocator.all.inactive.bytes == sum(block.size for block in free if block.split)
+            assert not any(b.after and not b.after.in_use for b in pool.blocks.values())
+        assert allocator.all.inactive.bytes == sum(block.size for block in free if block.split)
 
     def teardown(self) -> None:
         for block in self.live:
@@ -277,13 +238,8 @@ class Holds(RuleBasedStateMachine):
         assert (self.allocator.allocated, self.allocator.reserved) == (0, 0)
 
 
-class HoldsGrowing(Holds):
-    kind = ExpandableAllocator
-
-
 TestHolds = Holds.TestCase
-TestHoldsGrowing = HoldsGrowing.TestCase
-TestHolds.settings = TestHoldsGrowing.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestHolds.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 @given(sizes)

@@ -107,18 +107,9 @@ done.wait() if {waits} else thread.join()
     assert (ran.result.completed, ran.result.status, ran.err) == (3, "completed", "")
 
 
-@pytest.mark.parametrize(
-    ("how", "words", "growing", "noted"),
-    [
-        ("environment", "expandable_segments:True", True, ""),
-        ("environment", "max_split_size_mb:64,expandable_segments:True", True, "max_split_size_mb:64"),
-        ("environment", "garbage_collection_threshold:0.8", False, "garbage_collection_threshold:0.8"),
-        ("call", "expandable_segments:True", True, ""),
-    ],
-)
-def test_settings_of_the_allocator_are_obeyed_or_said_not_to_be(
-    run, how: str, words: str, growing: bool, noted: str
-) -> None:
+@pytest.mark.parametrize("how", ["environment", "call"])
+def test_settings_of_the_allocator_are_said_not_to_be_obeyed(run, how: str) -> None:
+    words = "expandable_segments:True,max_split_size_mb:64"
     setting = {
         "environment": f'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "{words}"',
         "call": f'torch.cuda.memory._set_allocator_settings("{words}")',
@@ -126,16 +117,14 @@ def test_settings_of_the_allocator_are_obeyed_or_said_not_to_be(
     body = f"""
 import os, torch
 {setting[how]}
-parts = [torch.zeros(15 << 20, dtype=torch.uint8, device="cuda") for _ in range(2)]
-print(torch.cuda.memory_reserved() >> 20)
 w = torch.zeros(3, device="cuda", requires_grad=True)
 for _ in range(3):
     w.sum().backward()
     w.data.sub_(w.grad)
 """
     ran = run(body, card=card("rtx4090"), listeners=["hotloop.apps.simulate.memory:MemoryListener"])
-    assert ran.out == ("40\n" if growing else "32\n")  # pages of 20 MiB, or segments of 16
-    assert any("not simulated" in note and noted in note for note in ran.result.notes) == bool(noted)
+    said = "not simulated: expandable_segments:True, max_split_size_mb:64"
+    assert any(said in note for note in ran.result.notes)
 
 
 def test_what_was_counted_so_far_can_be_forgotten(run) -> None:

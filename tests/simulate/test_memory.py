@@ -194,18 +194,6 @@ def test_cached_memory_is_released_first(memory: MemoryListener) -> None:
     assert figures(memory, "reserved")[0] == 700 * MIB
 
 
-def test_segments_may_grow(memory: MemoryListener) -> None:
-    memory.set_allocator_settings("expandable_segments:True")
-    for key, size in enumerate((100, 200, 300)):
-        memory.allocated(key, size * MIB, "activation")
-        memory.freed(key)
-    assert memory.peak.reserved == 300 * MIB  # each grew from the one before
-    with pytest.raises(torch.OutOfMemoryError):
-        memory.allocated(3, 3000 * MIB, "activation")
-    assert memory.shortage is not None
-    assert memory.shortage.reserved == 0  # all pages had been given back
-
-
 @pytest.mark.parametrize(("size", "fits"), [(600, True), (780, None), (900, False)])
 def test_a_verdict_has_a_margin(memory: MemoryListener, size: int, fits: bool | None) -> None:
     """There are 824 MiB beside the context; 10% of them are 82."""

@@ -19,34 +19,16 @@ NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that is s
 _SETTING = re.compile(r"(\w+)\s*:\s*(\[[^\]]*\]|[^,\[\]]+)")
 
 
-class Settings:
-    """What `PYTORCH_CUDA_ALLOC_CONF` asks for.
+def ignored_settings(*given: str) -> tuple[str, ...]:
+    """What `PYTORCH_CUDA_ALLOC_CONF`, and words that scripts give later, ask for and is not simulated.
 
-    >>> found = Settings("expandable_segments:True,max_split_size_mb:128")
-    >>> found.expandable, found.ignored
-    (True, ('max_split_size_mb:128',))
+    >>> ignored_settings("expandable_segments:False,max_split_size_mb:128", "backend:native")
+    ('max_split_size_mb:128',)
     """
-
-    def __init__(self, words: str) -> None:
-        given = {name: value.strip() for name, value in _SETTING.findall(words)}
-        self.expandable = given.pop("expandable_segments", "False") == "True"
-        if given.get("backend") == "native":
-            del given["backend"]
-        self.ignored = tuple(f"{name}:{value}" for name, value in given.items() if not name.startswith("pinned_"))
-
-    @classmethod
-    def of_environment(cls) -> "Settings":
-        return cls(next((os.environ[name] for name in NAMES if os.environ.get(name)), ""))
-
-    def come_late(self, words: str) -> None:
-        """Others are asked for, and memory is in use."""
-        self.ignored += (words,)
-
-    def notes(self) -> list[str]:
-        """What is left out of the simulation, in sentences."""
-        if not self.ignored:
-            return []
-        return [f"these settings of the CUDA allocator are not simulated: {', '.join(self.ignored)}"]
+    environment = next((os.environ[name] for name in NAMES if os.environ.get(name)), "")
+    found = [f"{name}:{value.strip()}" for words in (environment, *given) for name, value in _SETTING.findall(words)]
+    usual = ("backend:native", "expandable_segments:False")
+    return tuple(each for each in dict.fromkeys(found) if each not in usual and not each.startswith("pinned_"))
 
 
 class Addresses:
@@ -172,7 +154,7 @@ class Full(Exception):
 class Block:
     """A piece of a segment, in use or free; its neighbours in the segment are known."""
 
-    __slots__ = ("address", "after", "before", "in_use", "mapped", "pool", "requested", "size")
+    __slots__ = ("address", "after", "before", "in_use", "pool", "requested", "size")
 
     def __init__(self, pool: "Pool", address: int, size: int) -> None:
         self.pool = pool
@@ -180,7 +162,6 @@ class Block:
         self.size = size
         self.requested = 0
         self.in_use = False
-        self.mapped = True  # to memory; addresses alone are not, where segments can grow
         self.before: Block | None = None
         self.after: Block | None = None
 
@@ -272,10 +253,15 @@ class Allocator:
         need = rounded(size)
         small = need <= SMALL
         pool = self._pool(small, stream)
-        block = self._cached(pool, need) or self._new(pool, need)
+        block = pool.best(need)
+        if block is None:
+            block = self._new(pool, need)
+        else:
+            pool.remove(block)
         if block.split:
-            self._uncount(block)
-        if self._splits(block, need):
+            pool.tally.inactive.down(block.size)
+        rest = block.size - need
+        if rest > SMALL or (small and rest >= ROUNDING):
             self._split(block, need)
         block.in_use = True
         block.requested = size
@@ -302,13 +288,13 @@ class Allocator:
         pool.tally.requested.down(block.requested)
         block.in_use = False
         for neighbour in (block.before, block.after):
-            if neighbour is not None and not neighbour.in_use and neighbour.mapped:
-                self._uncount(neighbour)
+            if neighbour is not None and not neighbour.in_use:
+                pool.tally.inactive.down(neighbour.size)
                 pool.remove(neighbour)
-                join(block, neighbour)
+                _join(block, neighbour)
         pool.put(block)
         if block.split:
-            self._count(block)
+            pool.tally.inactive.up(block.size)
 
     def empty_cache(self) -> None:
         """Give every segment back to the driver of which no part is in use, and wait for the streams before."""
@@ -316,7 +302,10 @@ class Allocator:
         for block in list(self._going):
             self.settle(block)
         for pool in sorted(self._pools.values(), key=lambda pool: pool.small):
-            self._release(pool)
+            for block in [block for block in pool.blocks.values() if not block.split]:
+                pool.remove(block)
+                self.segments_released += 1
+                pool.tally.reserved.down(block.size)
 
     def could_allocate(self, size: int, stream: int = 0) -> bool:
         """Whether a request can be met without releasing anything."""
@@ -357,12 +346,6 @@ class Allocator:
             found = self._pools[small, stream] = Pool(small, stream, self._small if small else self._large)
         return found
 
-    def _cached(self, pool: Pool, need: int) -> Block | None:
-        block = pool.best(need)
-        if block is not None:
-            pool.remove(block)
-        return block
-
     def _new(self, pool: Pool, need: int) -> Block:
         """A block in a new segment; where there is no room for one, after a release of what is cached."""
         block = self._grow(pool, need)
@@ -379,25 +362,9 @@ class Allocator:
         size = segment_for(need)
         if self.reserved + size > self.limit:
             return None
-        self._reserve(pool, size)
-        return Block(pool, self._place(size), size)
-
-    def _reserve(self, pool: Pool, size: int) -> None:
         self.segments_made += 1
         pool.tally.reserved.up(size)
-
-    def _unreserve(self, pool: Pool, size: int) -> None:
-        self.segments_released += 1
-        pool.tally.reserved.down(size)
-
-    def _release(self, pool: Pool) -> None:
-        for block in [block for block in pool.blocks.values() if not block.split]:
-            pool.remove(block)
-            self._unreserve(pool, block.size)
-
-    def _splits(self, block: Block, need: int) -> bool:
-        rest = block.size - need
-        return rest >= ROUNDING if block.pool.small else rest > SMALL
+        return Block(pool, self._place(size), size)
 
     def _split(self, block: Block, need: int) -> None:
         """Keep the front of a block and leave the rest free."""
@@ -408,17 +375,10 @@ class Allocator:
             rest.after.before = rest
         block.after = rest
         block.pool.put(rest)
-        self._count(rest)
-
-    def _count(self, block: Block) -> None:
-        """A free block that cannot be released, since its segment is in use."""
-        block.pool.tally.inactive.up(block.size)
-
-    def _uncount(self, block: Block) -> None:
-        block.pool.tally.inactive.down(block.size)
+        block.pool.tally.inactive.up(rest.size)
 
 
-def join(block: Block, neighbour: Block) -> None:
+def _join(block: Block, neighbour: Block) -> None:
     """Make a block as large as itself and a free neighbour, which is no more."""
     if neighbour is block.before:
         block.address = neighbour.address

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hotloop.apps.simulate.allocator import Allocator, Block, Full, Settings
+from hotloop.apps.simulate.allocator import Allocator, Block, Full, ignored_settings
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.events import Listener, Operation, Place
-from hotloop.apps.simulate.expandable import ExpandableAllocator
 from hotloop.apps.simulate.families.indexing import adds_gradients
 from hotloop.apps.simulate.ledger import Ledger, Timeline
 from hotloop.apps.simulate.library_memory import Constants, constants_for
@@ -97,7 +96,7 @@ class MemoryListener(Listener):
         self.shortage: Shortage | None = None  # the first
         self._survived = False  # whether a step was made since memory last ran out
         self._allocator = Allocator(0)
-        self._settings: Settings | None = None  # of the allocator, once it is used
+        self._settings: list[str] = []  # that the script has given the allocator
         self._ledger, self._timeline, self._spread = Ledger(), Timeline(), Spread()
         self._held: dict[int, Held] = {}
         self._kept: dict[int, list[Held]] = {}  # reserves that live as long as a tensor, by its key
@@ -116,8 +115,6 @@ class MemoryListener(Listener):
     # What the engine tells
 
     def allocated(self, key: int, size: int, kind: str) -> None:
-        if self._settings is None:  # a script may have set them, until now
-            self._obey(Settings.of_environment())
         self._settle()
         self._take_needs(len(self._results))
         self._results.append((key, size))
@@ -188,11 +185,8 @@ class MemoryListener(Listener):
         self._allocator.reset_ever()
 
     def set_allocator_settings(self, words: str) -> None:
-        """Obeyed until the first tensor; what changes later is said not to be."""
-        if self._settings is None:
-            self._obey(Settings(words))
-        else:
-            self._settings.come_late(words)
+        """A note will say that they are not obeyed."""
+        self._settings.append(words)
 
     def empty_cache(self) -> None:
         self._allocator.empty_cache()
@@ -250,12 +244,6 @@ class MemoryListener(Listener):
         }
 
     # How
-
-    def _obey(self, settings: Settings) -> None:
-        self._settings = settings
-        if settings.expandable:
-            self._allocator = ExpandableAllocator(0, cap=self._allocator.cap, total=self.card.memory)
-            self._make_room()
 
     def _inherits(self, key: int, heir: int, size: int, kind: str) -> bool:
         """Whether what goes now gives its memory to the sum that was just made: autograd adds to it in place."""
@@ -388,7 +376,8 @@ class MemoryListener(Listener):
         if self.fits is None:
             notes.append(too_close(interval, self._allocator.limit))
         notes += interval.reasons
-        notes += self._settings.notes() if self._settings is not None else ()
+        if ignored := ignored_settings(*self._settings):
+            notes.append(f"these settings of the CUDA allocator are not simulated: {', '.join(ignored)}")
         if not self.constants.calibrated:
             notes.append(f"what libraries take for themselves was not measured on {self.card.architecture} GPUs")
         return tuple(notes)
