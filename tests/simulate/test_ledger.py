@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.apps.simulate.cards import generic
-from hotloop.apps.simulate.events import Operation, Place
+from hotloop.apps.simulate.events import Operation
 from hotloop.apps.simulate.ledger import POINTS, Timeline
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.memory import MemoryListener
 from hotloop.apps.simulate.simulation_record import Simulation
+from hotloop.placement.sites import Site
 
 MIB = 2**20
 KINDS = ("parameter", "gradient", "optimizer", "activation", "input", "buffer", "temporary")
@@ -105,7 +106,7 @@ def test_a_long_run_stays_small() -> None:
 
 def test_the_line_of_the_peak_is_told() -> None:
     model = memory()
-    place = Place("/elsewhere/net.py", 7, "f")
+    place = Site("/elsewhere/net.py", 7, "f")
     step = Operation("aten.relu.default", (), (), {}, "backward", "head", place)
     model.before(step)
     model.allocated(1, MIB, "temporary")

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from hotloop.apps.simulate.allocator import Allocator
 from hotloop.apps.simulate.cards import Card, generic
-from hotloop.apps.simulate.events import Listener, Operation, Place, Shape
+from hotloop.apps.simulate.events import Listener, Operation, Shape
 from hotloop.apps.simulate.ledger import Timeline
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.memory import MemoryListener, SimulatedOutOfMemory
 from hotloop.apps.simulate.need import STAGE
 from hotloop.apps.simulate.simulation_record import Simulation
 from hotloop.apps.simulate.workspaces import needs
+from hotloop.placement.sites import Site
 
 MIB, GIB = 2**20, 2**30
 CONSTANTS = Constants(
@@ -35,7 +36,7 @@ CONSTANTS = Constants(
     },
     margin=0.1,
 )
-LINE = Place("train.py", 17, "train")
+LINE = Site("train.py", 17, "train")
 
 
 @pytest.fixture

@@ -9,19 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.apps.simulate.cards import card, generic
-from hotloop.apps.simulate.events import Listener, Operation, Place, Shape
+from hotloop.apps.simulate.events import Listener, Operation, Shape
 from hotloop.apps.simulate.play import Event, Launch, Mark, Pause, Transfer, Wait, play
 from hotloop.apps.simulate.simulation_record import StepTime
 from hotloop.apps.simulate.table import ArchitectureTable, Curve, HostCost, default_host, default_table
 from hotloop.apps.simulate.timeline import Forecast, Time, forecast
 from hotloop.apps.simulate.work import Part
+from hotloop.placement.sites import Site
 
 H200 = card("h200")
 TABLE = default_table()
 HOST = HostCost(loading=1.0)
 ANY = default_host()
 IDLE = HostCost(0, 0, 0, 0, 0, 0, 0, 0, 1.0, 0)
-HERE = Place("train.py", 7)
+HERE = Site("train.py", 7)
 
 parts = st.builds(
     Part,

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from hotloop.apps.simulate.cards import card
-from hotloop.apps.simulate.events import Operation, Place, Shape
+from hotloop.apps.simulate.events import Operation, Shape
 from hotloop.apps.simulate.memory import MemoryListener
 from hotloop.apps.simulate.shown import simulation_words
 from hotloop.apps.simulate.simulation_record import PeakInterval, Simulation
 from hotloop.apps.simulate.study import Study
+from hotloop.placement.sites import Site
 
 GIB = 2**30
 SCRIPT = """
@@ -105,7 +106,7 @@ def test_an_operation_that_nobody_measured_makes_the_interval_wide(name: str, dt
     memory = MemoryListener(card("h200"))
     memory.allocated(1, GIB, "activation")
     shape = Shape((GIB // 4 // 4,), dtype, 4)
-    what = Operation(name, (shape,), (shape,), {}, "forward", "block", Place("train.py", 7))
+    what = Operation(name, (shape,), (shape,), {}, "forward", "block", Site("train.py", 7))
     memory.before(what)
     memory.allocated(2, shape.nbytes, "activation")
     memory.after(what)

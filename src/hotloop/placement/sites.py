@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from inspect import CO_OPTIMIZED
 from pathlib import Path
@@ -24,12 +24,13 @@ STANDARD = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"))
 TRANSFORMER = str(nn.modules.transformer.__file__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Site:
     """A line of source."""
 
     file: str
     line: int
+    function: str = field(default="", compare=False)
 
     @property
     def code(self) -> str:
@@ -112,21 +113,27 @@ def is_in_transformer() -> bool:
 
 
 def user_site() -> Site | None:
-    """The innermost line of the person's own code."""
+    """The innermost line of the person's own code; of an installed program, the innermost that is not torch's."""
+    frame: FrameType | None = sys._getframe(1)
     outside: FrameType | None = None
-    for frame in frames(sys._getframe(1)):  # runs for every operation, so it stops at the first hit
+    while frame is not None:  # runs for every operation, so it stops at the first hit
         file = frame.f_code.co_filename
-        if file.startswith(OURS):
-            continue
-        if not is_installed(file):
+        if is_users_file(file):
             return site_of(frame)
-        outside = outside or frame
-    return site_of(outside) if outside else None
+        if outside is None and not file.startswith(OURS):
+            outside = frame
+        frame = frame.f_back
+    return site_of(outside) if outside is not None else None
 
 
 def is_users(frame: FrameType) -> bool:
     """Whether a frame is the person's own code."""
-    file = frame.f_code.co_filename
+    return is_users_file(frame.f_code.co_filename)
+
+
+@cache
+def is_users_file(file: str) -> bool:
+    """Whether a file is the person's own code."""
     return not (file.startswith(OURS) or is_installed(file))
 
 
@@ -137,7 +144,7 @@ def is_hotloops(start: FrameType | None) -> bool:
 
 
 def site_of(frame: FrameType) -> Site:
-    return Site(frame.f_code.co_filename, frame.f_lineno)
+    return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def short(file: str) -> str:

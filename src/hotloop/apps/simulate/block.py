@@ -14,14 +14,14 @@ from rich.console import Console, RenderableType
 from hotloop.apps.simulate import shim
 from hotloop.apps.simulate._torch import default_device
 from hotloop.apps.simulate.cards import Card, card
-from hotloop.apps.simulate.events import Listener, Place
+from hotloop.apps.simulate.events import Listener
 from hotloop.apps.simulate.memory import MemoryListener
-from hotloop.apps.simulate.places import users
 from hotloop.apps.simulate.shown import simulation_words
 from hotloop.apps.simulate.simulation import Engine
 from hotloop.apps.simulate.simulation_record import DeviceFinding, Peak, Simulation
 from hotloop.apps.simulate.timeline import Time
 from hotloop.errors import BadArgument, HotloopError
+from hotloop.placement.sites import Site, is_users
 from hotloop.scripts.as_main import Enough
 
 _one_at_a_time = Lock()  # the device is there for the whole process
@@ -154,12 +154,12 @@ def _settle() -> None:
         torch.zeros((), device="cpu", requires_grad=True).backward()  # autograd's threads, one for each real device
 
 
-def _innermost(traceback: TracebackType | None) -> Place | None:
+def _innermost(traceback: TracebackType | None) -> Site | None:
     """The innermost line of the person's own code that an error came through."""
     found = None
     while traceback is not None:
         frame = traceback.tb_frame
-        if users(frame):
-            found = Place(frame.f_code.co_filename, traceback.tb_lineno, frame.f_code.co_name)
+        if is_users(frame):
+            found = Site(frame.f_code.co_filename, traceback.tb_lineno, frame.f_code.co_name)
         traceback = traceback.tb_next
     return found

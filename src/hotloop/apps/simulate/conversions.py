@@ -28,10 +28,10 @@ from hotloop.apps.simulate._torch import (
 )
 from hotloop.apps.simulate.borrowed import Borrowed
 from hotloop.apps.simulate.dispatch import SimulatedGpu
-from hotloop.apps.simulate.places import here, users
 from hotloop.apps.simulate.replaced import Patches
 from hotloop.apps.simulate.saved_aside import SimulatedFiles, tensors_held
 from hotloop.apps.simulate.shim import CannotSimulate
+from hotloop.placement.sites import is_users, user_site
 
 _WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
 
@@ -140,7 +140,7 @@ class Conversions:
             return gpu.values.tensor(tensor).numpy()
 
         def words(tensor: Tensor, *, tensor_contents: Any = None) -> str:
-            gpu.teller.waited("print", here())
+            gpu.teller.waited("print", user_site())
             shown = repr(gpu.values.tensor(tensor))
             return f"{shown[:-1]}, device='{tensor.device}')"
 
@@ -249,7 +249,7 @@ class Conversions:
             if not any(map(is_simulated, tensors_held([obj, *inputs, *options.values()]))):
                 return trace(obj, *inputs, **options)
             self.left_out["torch.jit.trace was left out: a graph that TensorBoard draws of the model is empty"] = None
-            return obj if users(sys._getframe(1)) else trace(nn.Identity(), torch.zeros(1, device="cpu"))
+            return obj if is_users(sys._getframe(1)) else trace(nn.Identity(), torch.zeros(1, device="cpu"))
 
         patches.set(torch.jit, "trace", traced)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from hotloop.apps.simulate._torch import is_fake, is_simulated
 from hotloop.apps.simulate.families import recurrent
 from hotloop.apps.simulate.operations import facts, named, replaced
-from hotloop.apps.simulate.places import here
+from hotloop.placement.sites import user_site
 
 if TYPE_CHECKING:
     from hotloop.apps.simulate.dispatch import SimulatedGpu
@@ -56,12 +56,12 @@ class Crossings:
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool) -> None:
         """Tell a copy, unless it is one of ours."""
         if not self._gpu.silent:
-            self._gpu.teller.copied(size, direction, pinned=pinned, blocking=blocking, place=here())
+            self._gpu.teller.copied(size, direction, pinned=pinned, blocking=blocking, place=user_site())
 
     def waited(self, kind: str) -> None:
         """Tell that the host waits."""
         if not self._gpu.silent:
-            self._gpu.teller.waited(kind, here())
+            self._gpu.teller.waited(kind, user_site())
 
     def _to_copy(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source, device = args[0], kwargs.get("device")
@@ -113,7 +113,7 @@ class Crossings:
 
     def _scalar(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.waited("item")
-        return self._gpu.values.number(args[0], here())
+        return self._gpu.values.number(args[0], user_site())
 
     def _equal(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not all(map(is_simulated, args[:2])):
@@ -244,7 +244,7 @@ class Crossings:
 
     def _guess(self, most: int) -> int:
         """How many of so many are chosen, where only values could tell: half."""
-        place = here()
+        place = user_site()
         if place is not None and not self._gpu.silent:
             self._gpu.findings.guessed.add(place)
         return (most + 1) // 2

@@ -11,9 +11,9 @@ from torch import Tensor
 from hotloop.apps.simulate._torch import answer_below_cuda, answer_for_cudnn, leave_out_nccl
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.dispatch import SimulatedGpu
-from hotloop.apps.simulate.places import here
 from hotloop.apps.simulate.replaced import Patches
 from hotloop.apps.simulate.shim import exchange_device
+from hotloop.placement.sites import user_site
 from hotloop.printing.text import size
 
 _CUDA_VERSION = "13.0"  # said on a build without CUDA, since scripts compare it
@@ -229,7 +229,7 @@ class Cuda:
         return self._memories[self._there(device)]
 
     def _waited(self, kind: str) -> None:
-        self._teller.waited(kind, here())
+        self._teller.waited(kind, user_site())
 
     def _device(self) -> dict[str, Any]:
         card = self._card

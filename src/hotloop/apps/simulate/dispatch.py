@@ -40,11 +40,11 @@ from hotloop.apps.simulate.operations import (
     shape_of,
     tensors_in,
 )
-from hotloop.apps.simulate.places import here
 from hotloop.apps.simulate.shim import CannotSimulate, exchange_device
 from hotloop.apps.simulate.simulated_storages import Storages
 from hotloop.apps.simulate.telling import Circumstances, Teller
 from hotloop.apps.simulate.values import Values, hint
+from hotloop.placement.sites import user_site
 
 _DEVICE = torch.ops.prim.device.default
 _RANDOM, _LARGE = {"normal_", "uniform_"}, 1 << 18  # weights on the host are not drawn: a large model takes no memory
@@ -195,7 +195,7 @@ class SimulatedGpu(OperationMode):
             arguments={k: plain(v) for k, v in named(func, args, kwargs) if not holds_tensor(v)},
             phase=phase,
             module=module,
-            place=here(),
+            place=user_site(),
         )
         self.teller.before(operation, self.home.index)
         for tensor in reversed(made) if known.name in LAST_FIRST else made:

@@ -11,9 +11,8 @@ from typing import Any
 from torch import nn
 
 from hotloop.apps.simulate.dispatch import SimulatedGpu
-from hotloop.apps.simulate.events import Place
-from hotloop.apps.simulate.places import is_users
 from hotloop.apps.simulate.replaced import Patches
+from hotloop.placement.sites import Site, is_users_file
 
 ROUNDS, OPERATIONS = 3, 1000  # of which a loop has at least so many before it ends
 _FOR, _WHILE = "__hotloop_for__", "__hotloop_while__"  # called by every loop of the script's own code
@@ -29,7 +28,7 @@ class Evaluations:
     def __init__(self, gpu: SimulatedGpu, is_trained: Callable[[nn.Module], bool]) -> None:
         self._gpu, self._is_trained = gpu, is_trained
         self.calls = 0  # of modules that only evaluate
-        self.ended: dict[Place, None] = {}
+        self.ended: dict[Site, None] = {}
         self.known: set[tuple[str, int]] = set()  # lines of loops that were ended before: one round is enough
         self.whole = False  # whether every loop has all of its rounds
 
@@ -39,7 +38,7 @@ class Evaluations:
 
         def code(loader: Any, name: str) -> Any:
             path = loader.get_filename(name)
-            if self.whole or not is_users(path):
+            if self.whole or not is_users_file(path):
                 return get(loader, name)
             return compile(watched(loader.get_data(path), path), path, "exec", dont_inherit=True)
 
@@ -68,7 +67,7 @@ class Evaluations:
                 begun, trained, rounds = gpu.operations, gpu.trained, 0
             many = rounds >= ROUNDS and gpu.operations - begun >= OPERATIONS
             if not self.whole and rounds and (many or (file, line) in self.known):
-                self.ended[Place(file, line)] = None
+                self.ended[Site(file, line)] = None
                 self.known.add((file, line))
                 return
 

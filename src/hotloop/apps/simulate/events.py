@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotloop.placement.sites import Site  # which imports torch
 
 DATA, WORK = "data", "work"  # of the host: batches, and whatever else the script does there
 
@@ -38,15 +41,6 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A line of the person's own code."""
-
-    file: str
-    line: int
-    function: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Operation:
     """An operation on the device: one call of a kernel, or of a few."""
 
@@ -56,7 +50,7 @@ class Operation:
     arguments: dict[str, Any] = field(default_factory=dict)  # the others, plain, by the names of its schema
     phase: str = "other"  # forward, backward, optimizer, other
     module: str = ""  # path of the module that it runs in, where that is known
-    place: Place | None = None
+    place: "Site | None" = None
 
 
 class Listener:
@@ -80,10 +74,10 @@ class Listener:
     def after(self, operation: Operation) -> None:
         """It is queued, its results are allocated, and what it took for itself is free again."""
 
-    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
+    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: "Site | None") -> None:
         """Bytes go between host and device."""
 
-    def waited(self, kind: str, place: Place | None) -> None:
+    def waited(self, kind: str, place: "Site | None") -> None:
         """The host waits for the device."""
 
     def host(self, seconds: float, kind: str = DATA, workers: int = 0) -> None:

@@ -14,11 +14,9 @@ from torch.optim import Optimizer
 
 from hotloop._torch import buffers_of, parameters_of
 from hotloop.apps.simulate._torch import is_simulated, storage_id
-from hotloop.apps.simulate.events import Place
-from hotloop.apps.simulate.places import here
 from hotloop.apps.simulate.simulation_record import DeviceFinding
 from hotloop.placement.golden import Scene, modules_in_sight, shape_of
-from hotloop.placement.sites import Site, as_buffer, frames, user_frames
+from hotloop.placement.sites import Site, as_buffer, frames, user_frames, user_site
 
 Operands = list[tuple[str, Tensor]]
 
@@ -28,7 +26,7 @@ class Origin:
     """Where a tensor on the host comes from."""
 
     verb: str  # made, or moved from the device
-    place: Place
+    place: Site
 
 
 class Origins:
@@ -49,7 +47,7 @@ class Origins:
         return held[1] if held is not None and held[0]() is storage else None
 
     def _note(self, tensor: Tensor, verb: str) -> None:
-        place = here()
+        place = user_site()
         if place is None or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
@@ -68,7 +66,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.origins = Origins()
-        self.guessed: set[Place] = set()  # lines at which a shape depended on values
+        self.guessed: set[Site] = set()  # lines at which a shape depended on values
         self.unknown: set[str] = set()  # operations that cannot be simulated
         self._found: dict[tuple[str, str, int], DeviceFinding] = {}
         self._left: dict[int, tuple[str, str, int]] = {}  # by module that was left on the host: its finding
@@ -77,9 +75,9 @@ class Findings:
         """Everything, with files as they are called from a folder."""
         return tuple(replace(found, file=relative(found.file, folder)) for found in self._found.values())
 
-    def add(self, code: str, message: str, fix: str, place: Place | None = None, level: str = "error") -> Any:
+    def add(self, code: str, message: str, fix: str, place: Site | None = None, level: str = "error") -> Any:
         """Note something; at a line where it was found before it is only counted."""
-        place = place or here() or Place("", 0)
+        place = place or user_site() or Site("", 0)
         key = (code, place.file, place.line)
         before = self._found.get(key)
         if before is not None:
@@ -90,7 +88,7 @@ class Findings:
 
     def mixed(self, name: str, operands: Operands, strangers: Operands) -> None:
         """One operation was given tensors on different devices."""
-        place = here()
+        place = user_site()
         for code in ("mixed-devices", "model-on-cpu", "left-on-cpu", "made-on-cpu", "state-on-cpu"):
             if place is not None and (code, place.file, place.line) in self._found:
                 self.add(code, "", "", place)
@@ -163,7 +161,7 @@ class Findings:
             names = [f"{kind} {path}"] * bool(path) + [f"variable {variable}"] * bool(variable)
             known = f" ({', '.join(names)})" if names else ""
             origin = None if is_simulated(tensor) else self.origins.get(tensor)
-            where = f", {origin.verb} at {_site(origin.place)}" if origin else ""
+            where = f", {origin.verb} at {origin.place}" if origin else ""
             lines.append(f"{argument}{known}: {shape_of(tensor)} on {tensor.device}{where}")
         return "\n  ".join(lines)
 
@@ -191,7 +189,7 @@ class Findings:
         attribute = path.rsplit(".", 1)[-1]
         if kind == "attribute":
             made = self.origins.get(tensor)
-            return "left-on-cpu", as_buffer(attribute, Site(made.place.file, made.place.line) if made else None)
+            return "left-on-cpu", as_buffer(attribute, made.place if made else None)
         if kind:
             return "left-on-cpu", f"move the model after it is complete: model.to({device})  # {path} came later"
         if any(isinstance(f.f_locals.get("self"), Optimizer) for f in frames(sys._getframe(1))):
@@ -199,11 +197,11 @@ class Findings:
         origin = self.origins.get(tensor)
         if origin is not None and _in_forward(origin.place, scene.frames):
             device = "give it the device of the input where it is made, device=x.device"
-            return "made-on-cpu", f"{device}: {_site(origin.place)}"
+            return "made-on-cpu", f"{device}: {origin.place}"
         if name := scene.variable(tensor, scene.frames[::-1]):
             return "mixed-devices", f"{name} = {name}.to({device})"
         if origin is not None and origin.verb == "made":
-            return "mixed-devices", f"device={device} where it is made: {_site(origin.place)}"
+            return "mixed-devices", f"device={device} where it is made: {origin.place}"
         return "mixed-devices", f"{argument}.to({device})"
 
 
@@ -260,10 +258,6 @@ def relative(file: str, folder: Path) -> str:
         return file
 
 
-def _site(place: Place) -> str:
-    return str(Site(place.file, place.line))
-
-
 def _variable(value: object, among: list[FrameType]) -> str | None:
     for frame in reversed(among):
         for name, held in frame.f_locals.items():
@@ -287,7 +281,7 @@ def _device_word(among: list[FrameType]) -> str:
     return '"cuda"'
 
 
-def _in_forward(place: Place, among: list[FrameType]) -> bool:
+def _in_forward(place: Site, among: list[FrameType]) -> bool:
     """Whether a tensor was made in a module's code that is running."""
     return any(
         isinstance(f.f_locals.get("self"), nn.Module) and f.f_code.co_filename == place.file for f in among

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from hotloop.apps.simulate.events import Place
-from hotloop.apps.simulate.places import users
+from hotloop.placement.sites import Site, is_users, site_of
 
 _HOTLOOP = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
@@ -27,7 +26,7 @@ class Branches:
     """Decisions of the script's own that depend on invented numbers, by line."""
 
     def __init__(self) -> None:
-        self.seen: dict[Place, None] = {}  # in the order in which they were last made
+        self.seen: dict[Site, None] = {}  # in the order in which they were last made
         self.turned: set[tuple[str, int]] = set()  # lines at which the other way is taken
 
     def decide(self, truth: bool) -> bool:
@@ -35,12 +34,12 @@ class Branches:
         place = _place(sys._getframe(1))
         return truth if place is None else self.at(place, truth)
 
-    def at(self, place: Place, truth: bool) -> bool:
+    def at(self, place: Site, truth: bool) -> bool:
         self.seen.pop(place, None)
         self.seen[place] = None
         return truth ^ self.turns(place)
 
-    def turns(self, place: Place | None) -> bool:
+    def turns(self, place: Site | None) -> bool:
         """Whether the other way is taken at a line."""
         return place is not None and (place.file, place.line) in self.turned
 
@@ -104,7 +103,7 @@ for _kind, _base in ((_Float, float), (_Int, int)):
         setattr(_kind, _name, _counting(_base, _name))
 
 
-def is_test(place: Place | None) -> bool:
+def is_test(place: Site | None) -> bool:
     """Whether the line is the condition of an `if`, a `while` or an `assert`."""
     return place is not None and any(place.line in lines for lines in _tests(place.file))
 
@@ -126,12 +125,12 @@ def _asking(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _place(frame: FrameType | None) -> Place | None:
+def _place(frame: FrameType | None) -> Site | None:
     """The line that asks, if it is the script's own."""
     frame = _asking(frame)
-    if frame is None or not users(frame):
+    if frame is None or not is_users(frame):
         return None
-    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return site_of(frame)
 
 
 @cache

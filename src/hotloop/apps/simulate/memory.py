@@ -9,15 +9,15 @@ import torch
 
 from hotloop.apps.simulate.allocator import Allocator, Block, Full, ignored_settings
 from hotloop.apps.simulate.cards import Card
-from hotloop.apps.simulate.events import Listener, Operation, Place
+from hotloop.apps.simulate.events import Listener, Operation
 from hotloop.apps.simulate.families.indexing import adds_gradients
 from hotloop.apps.simulate.ledger import Ledger, Timeline
 from hotloop.apps.simulate.library_memory import Constants, constants_for
 from hotloop.apps.simulate.need import PROCESS, RESULT, STAGE, TOGETHER, Need
-from hotloop.apps.simulate.places import here
 from hotloop.apps.simulate.simulation_record import Band, Peak, PeakInterval
 from hotloop.apps.simulate.uncertainty import Spread, too_close, verdict
 from hotloop.apps.simulate.workspaces import library, needs, with_settings
+from hotloop.placement.sites import Site, user_site
 from hotloop.printing.text import printable, size
 
 _SLACK = 2**20  # by which a block may be larger than what is in it
@@ -324,7 +324,7 @@ class MemoryListener(Listener):
         if held is not None:
             return held
         operation = self._operation  # that asked; `torch.empty` is none
-        place = (operation and operation.place) or here() or Place("", 0)
+        place = (operation and operation.place) or user_site() or Site("", 0)
         shortage = Shortage(
             asked=self._asked,
             total=self.card.memory,

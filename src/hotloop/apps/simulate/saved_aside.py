@@ -13,8 +13,7 @@ from hotloop._torch import leaves_of
 from hotloop.apps.simulate._torch import is_simulated, storage_id
 from hotloop.apps.simulate.crossing import TO_HOST
 from hotloop.apps.simulate.dispatch import SimulatedGpu
-from hotloop.apps.simulate.events import Place
-from hotloop.apps.simulate.places import here
+from hotloop.placement.sites import Site, user_site
 from hotloop.scripts.kept_files import Replace, SavedFile, SavedFiles
 
 
@@ -33,7 +32,7 @@ class SimulatedFiles(SavedFiles):
     def __init__(self, gpu: SimulatedGpu) -> None:
         super().__init__()
         self._gpu = gpu
-        self.written: dict[Place, str] = {}  # lines that saved to a file which the script had opened, by its name
+        self.written: dict[Site, str] = {}  # lines that saved to a file which the script had opened, by its name
 
     def saving(self, save: Callable[..., None]) -> Callable[..., None]:
         save_plain = super().saving(save)
@@ -49,7 +48,7 @@ class SimulatedFiles(SavedFiles):
             else:
                 save_plain(obj, f, *args, **kwargs)
             for tensor in held:
-                self._gpu.teller.copied(tensor.nbytes, TO_HOST, pinned=False, blocking=True, place=here())
+                self._gpu.teller.copied(tensor.nbytes, TO_HOST, pinned=False, blocking=True, place=user_site())
 
         return keep
 
@@ -91,7 +90,7 @@ class SimulatedFiles(SavedFiles):
 
     def _writes(self, opened: Any) -> None:
         """A file that the script opened is truncated before anyone is asked."""
-        place = here()
+        place = user_site()
         if isinstance(getattr(opened, "name", None), str) and place is not None:
             self.written[place] = opened.name
 

@@ -13,7 +13,6 @@ import torch
 
 from hotloop.apps.simulate._torch import fake_files
 from hotloop.apps.simulate.evaluations import watched
-from hotloop.apps.simulate.events import Place
 from hotloop.apps.simulate.samples import Samples
 from hotloop.apps.simulate.shim import CannotSimulate
 from hotloop.apps.simulate.simulation import Engine
@@ -32,6 +31,7 @@ from hotloop.apps.simulate.simulation_record import (
 from hotloop.apps.simulate.values import Spinning
 from hotloop.apps.simulate.variants import change_of
 from hotloop.files.whole import write_json
+from hotloop.placement.sites import Site
 from hotloop.printing.text import plural
 from hotloop.scripts.as_main import Enough, quiet_threads, run_as_main, shown_without
 
@@ -117,7 +117,7 @@ class SimulatedScript:
         else:
             self._failed(ending)
 
-    def _cut(self, what: str, fix: str, place: Place | None) -> None:
+    def _cut(self, what: str, fix: str, place: Site | None) -> None:
         """It would have gone on. From two steps on its memory is known, since the optimizer's state is there then."""
         where = f" at {Path(place.file).name}:{place.line}" if place else ""
         if self._engine.completed >= SETTLED:
@@ -174,17 +174,17 @@ class SimulatedScript:
             return "what the script keeps on the CPU is real: give it a smaller batch or less data"
         return ""
 
-    def _place(self, error: BaseException) -> Place:
+    def _place(self, error: BaseException) -> Site:
         """The innermost line of the person's own that an error came through."""
         if isinstance(error, SyntaxError) and error.filename and error.lineno:
-            return Place(error.filename, error.lineno)
+            return Site(error.filename, error.lineno)
         stack = shown_without(error, _OURS, _FAKE).stack
         own = [frame for frame in stack if frame.filename.startswith(str(self._folder))] or stack
-        return Place(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else self._whole
+        return Site(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else self._whole
 
     @property
-    def _whole(self) -> Place:
-        return Place(str(Path(self._request.script).absolute()), 0)
+    def _whole(self) -> Site:
+        return Site(str(Path(self._request.script).absolute()), 0)
 
     @property
     def _made(self) -> str:

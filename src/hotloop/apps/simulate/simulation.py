@@ -21,7 +21,7 @@ from hotloop.apps.simulate.conversions import Conversions
 from hotloop.apps.simulate.cuda import Cuda
 from hotloop.apps.simulate.dispatch import SimulatedGpu
 from hotloop.apps.simulate.evaluations import Evaluations
-from hotloop.apps.simulate.events import Listener, Place
+from hotloop.apps.simulate.events import Listener
 from hotloop.apps.simulate.families import ALL, left_whole
 from hotloop.apps.simulate.findings import Findings, relative
 from hotloop.apps.simulate.functions import Repairs
@@ -34,6 +34,7 @@ from hotloop.apps.simulate.simulation_record import COMPLETED, NO_GPU, SHORT, Br
 from hotloop.apps.simulate.syncs import Syncs
 from hotloop.apps.simulate.telling import Circumstances, Teller
 from hotloop.apps.simulate.twins import Twins
+from hotloop.placement.sites import Site
 from hotloop.printing.text import size
 from hotloop.scripts.as_main import Enough
 from hotloop.step.rounds import Rounds
@@ -206,7 +207,7 @@ class Engine:
             **said,
         )
 
-    def find_idle(self, place: Place | None = None) -> bool:
+    def find_idle(self, place: Site | None = None) -> bool:
         """Whether there was a training, and none of it on the device."""
         idle = bool(self.completed) and not self.gpu.trained
         if idle:

@@ -4,9 +4,10 @@ from collections import Counter
 from pathlib import Path
 
 from hotloop.apps.simulate.cards import Card
-from hotloop.apps.simulate.events import Listener, Place
+from hotloop.apps.simulate.events import Listener
 from hotloop.apps.simulate.findings import relative
 from hotloop.apps.simulate.simulation_record import Copy, Sync
+from hotloop.placement.sites import Site
 
 CONTEXT = 500 << 20  # bytes of a CUDA context, where no model of memory knows better
 
@@ -16,9 +17,9 @@ class Syncs(Listener):
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        self._copies: Counter[tuple[Place | None, str, bool, bool]] = Counter()
-        self._bytes: Counter[tuple[Place | None, str, bool, bool]] = Counter()
-        self._waits: Counter[tuple[Place | None, str]] = Counter()
+        self._copies: Counter[tuple[Site | None, str, bool, bool]] = Counter()
+        self._bytes: Counter[tuple[Site | None, str, bool, bool]] = Counter()
+        self._waits: Counter[tuple[Site | None, str]] = Counter()
         self._sizes: dict[int, int] = {}
         self._live = 0
         self._most = 0
@@ -32,12 +33,12 @@ class Syncs(Listener):
     def freed(self, key: int) -> None:
         self._live -= self._sizes.pop(key, 0)
 
-    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
+    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Site | None) -> None:
         key = (place, direction, pinned, blocking)
         self._copies[key] += 1
         self._bytes[key] += size
 
-    def waited(self, kind: str, place: Place | None) -> None:
+    def waited(self, kind: str, place: Site | None) -> None:
         self._waits[place, kind] += 1
 
     def memory_stats(self) -> dict[str, int]:
@@ -76,5 +77,5 @@ class Syncs(Listener):
         return tuple(Sync(*_line(place, folder), kind, count) for (place, kind), count in self._waits.items())
 
 
-def _line(place: Place | None, folder: Path) -> tuple[str, int]:
+def _line(place: Site | None, folder: Path) -> tuple[str, int]:
     return (relative(place.file, folder), place.line) if place is not None else ("", 0)

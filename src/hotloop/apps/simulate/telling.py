@@ -11,7 +11,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hotloop.apps.simulate._torch import current_node, next_sequence_number, sequence_number
-from hotloop.apps.simulate.events import Listener, Operation, Place
+from hotloop.apps.simulate.events import Listener, Operation
+from hotloop.placement.sites import Site
 
 
 class Teller:
@@ -76,12 +77,12 @@ class Teller:
             for listener in self._hearing[device]:
                 listener.after(operation)
 
-    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
+    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Site | None) -> None:
         with self:
             for listener in self._all:
                 listener.copied(size, direction, pinned=pinned, blocking=blocking, place=place)
 
-    def waited(self, kind: str, place: Place | None) -> None:
+    def waited(self, kind: str, place: Site | None) -> None:
         with self:
             for listener in self._all:
                 listener.waited(kind, place)

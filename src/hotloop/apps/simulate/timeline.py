@@ -8,7 +8,7 @@ from typing import Any
 
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.cost import seconds_of
-from hotloop.apps.simulate.events import DATA, WORK, Listener, Operation, Place
+from hotloop.apps.simulate.events import DATA, WORK, Listener, Operation
 from hotloop.apps.simulate.families import kind_of
 from hotloop.apps.simulate.play import Arrival, Event, Launch, Mark, Pause, Price, Transfer, Wait, play
 from hotloop.apps.simulate.products import Part
@@ -16,6 +16,7 @@ from hotloop.apps.simulate.scaling import GradientReady, RankStep
 from hotloop.apps.simulate.simulation_record import StepPace, StepTime
 from hotloop.apps.simulate.table import ArchitectureTable, HostCost, Link, default_host, load
 from hotloop.apps.simulate.work import parts_of, switches
+from hotloop.placement.sites import Site
 from hotloop.records import Record
 
 SURE = 1.2816  # of a normal distribution, this many deviations to each side hold four cases of five
@@ -72,10 +73,10 @@ class Time(Listener):
         tensors = len(operation.inputs) // max(kind.lists, 1) if kind.family.startswith("optimizer") else 0
         self.events.append(Launch(parts, operation.phase, tensors))
 
-    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
+    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Site | None) -> None:
         self.events.append(Transfer(size, pinned, blocking))
 
-    def waited(self, kind: str, place: Place | None) -> None:
+    def waited(self, kind: str, place: Site | None) -> None:
         self.events.append(Wait())
 
     def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None:

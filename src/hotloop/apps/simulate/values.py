@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import schema_of
-from hotloop.apps.simulate.events import Place
 from hotloop.apps.simulate.invented import Branches, asked_by_the_script, asked_by_torch, is_test
 from hotloop.apps.simulate.known import Known
+from hotloop.placement.sites import Site
 
 PATIENCE = 300  # equal answers at one line between two steps, before another is tried
 LIMIT = 20_000  # answers at one line between two steps, before the script is ended
@@ -30,7 +30,7 @@ _NEGATES = {"logical_not", "bitwise_not"}
 class Spinning(Exception):
     """A loop waits for a value that only a real GPU could compute."""
 
-    def __init__(self, place: Place | None) -> None:
+    def __init__(self, place: Site | None) -> None:
         self.place = place
         super().__init__("a loop waits for a value that only a real GPU could compute")
 
@@ -40,13 +40,13 @@ class Values:
 
     def __init__(self, known: Known) -> None:
         self._known = known
-        self._asked: Counter[Place | None] = Counter()
+        self._asked: Counter[Site | None] = Counter()
         self._steps = 0
         self.branches = Branches()
         self.invented = False  # whether the last number was
         self._marking = False  # whether the next one will be marked, so that it tells of branches by itself
         self._dice = torch.Generator().manual_seed(0)  # of its own: the script's random numbers stay as they are
-        self.flipped: set[Place] = set()  # lines at which another answer was tried
+        self.flipped: set[Site] = set()  # lines at which another answer was tried
 
     def stepped(self) -> None:
         """A step was made, so nothing spins."""
@@ -62,7 +62,7 @@ class Values:
         finally:
             self._marking = False
 
-    def number(self, tensor: Tensor, place: Place | None) -> Any:
+    def number(self, tensor: Tensor, place: Site | None) -> Any:
         """The answer to `.item()`, `float()`, `bool()`."""
         known = self._known.values(tensor)
         self.invented = known is None
