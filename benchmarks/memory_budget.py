@@ -31,7 +31,7 @@ from hotloop.files.whole import write_json
 from hotloop.memory.oom import clear
 from hotloop.plan import Plan
 from hotloop.printing.text import duration, size
-from hotloop.step.objectives import objectives_of
+from hotloop.step.trained_objectives import objectives_of
 from hotloop.training.budgeting import Budgeting, budgeted
 from hotloop.tune.rehearsal import Rehearsal, confirm, rehearsing
 from hotloop.tune.subject import Subject

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -158,3 +158,22 @@ def test_no_two_classes_have_one_name() -> None:
         for name in re.findall(r"^ *class (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
             files[name].append(str(file.relative_to(source)))
     assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
+def test_no_two_files_have_one_name() -> None:
+    """But those that play one part in every place: what a folder says of itself, its base, its door to PyTorch."""
+    source = Path(hotloop.__file__).parent
+    exercises = source / "apps" / "learn" / "exercises"
+    alike = {"__init__.py", "__main__.py", "base.py", "_torch.py"}
+    names = Counter(file.name for file in set(source.rglob("*.py")) - set(exercises.glob("*.py")))
+    assert [name for name, times in names.items() if times > 1 and name not in alike] == []
+
+
+def test_constants_say_what_they_limit() -> None:
+    """A name in more than three files says too little; `FAMILY` is what every family of the simulator has."""
+    source = Path(hotloop.__file__).parent
+    files = defaultdict(set)
+    for file in source.rglob("*.py"):
+        for name in re.findall(r"^([A-Z][A-Z_]{2,}) *[:=]", file.read_text(encoding="utf-8"), re.MULTILINE):
+            files[name].add(str(file.relative_to(source)))
+    assert {name: found for name, found in files.items() if len(found) > 3 and name != "FAMILY"} == {}

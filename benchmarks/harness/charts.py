@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness.records import DEFAULT, Benchmark, Curves, EndToEnd, Score, WholeRun
 from hotloop.printing.text import clipped, count, duration, printable
-from hotloop.report.plots import FEW, LIGHT, Form, Theme, dress, encoded
+from hotloop.report.plots import FEW_POINTS, LIGHT, Form, Theme, dress, encoded
 from hotloop.report.tuning import half_spread
 from hotloop.report.words import DASH, TIMES, times
 
@@ -183,7 +183,7 @@ def curves(curves: Curves, theme: Theme = LIGHT, form: Form = "png") -> bytes:
     figure = Figure(figsize=(9, 5), facecolor=theme.background)
     _pad(figure)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.4, 1.4))
-    dots: dict[str, Any] = {"marker": "o" if len(steps) < FEW else "", "markersize": 3}
+    dots: dict[str, Any] = {"marker": "o" if len(steps) < FEW_POINTS else "", "markersize": 3}
     upper.plot(steps, tutorial, color=theme.metric, linewidth=4, alpha=0.45, label="the tutorial's loop")
     upper.plot(steps, ours, color=theme.loss, linewidth=1.3, label="hotloop", **dots)
     title(upper, f"loss: {curves.workload} · {curves.device}", theme)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hotloop.checkpoint.folders import Summing
-from hotloop.checkpoint.tensorfile import CHUNK, NAMES, HostSource, in_file_order, read_tensors, write_tensors
+from hotloop.checkpoint.tensorfile import CHUNK, DTYPE_NAMES, HostSource, in_file_order, read_tensors, write_tensors
 
 from ..thorough import tries
 from .trees import same
@@ -33,7 +33,7 @@ def read(content: bytes) -> dict[str, Tensor]:
 
 def sample() -> dict[str, Tensor]:
     """Every type, with sizes that would leave the next one at an odd place."""
-    made = {str(dtype): torch.arange(3).to(dtype) for dtype in NAMES}
+    made = {str(dtype): torch.arange(3).to(dtype) for dtype in DTYPE_NAMES}
     return {**made, "none": torch.empty(0, 4), "one": torch.tensor(2.5), "é.weight": torch.ones(2, 3).t()}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from hotloop.monitor.card import LEAST, SELDOM, in_words
 from hotloop.monitor.failures import KINDS, WORDS, Dead, Lost, Passing, Unsupported, judged
-from hotloop.monitor.foreign import LONGEST, decoded
+from hotloop.monitor.foreign import LONGEST_COMMAND, decoded
 from hotloop.monitor.nvml_gate import FIRST_PAUSE, LONGEST_PAUSE, Nvml
 from hotloop.monitor.reading import Gpu
 
@@ -338,7 +338,7 @@ def test_names_that_are_no_text(fake_nvml: FakeNvml, clock: Clock) -> None:
 
 def test_text_that_no_file_takes_is_replaced_and_cut() -> None:
     assert decoded("a\udcffb") == "a�b"
-    assert len(decoded("x" * 10**6) or "") == LONGEST
+    assert len(decoded("x" * 10**6) or "") == LONGEST_COMMAND
     assert decoded(None) is None
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.placement.host_copy import FEW, HostCopy
+from hotloop.placement.host_copy import FEW_TENSORS, HostCopy
 
 SHAPES = st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=6)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64])
@@ -35,7 +35,7 @@ def test_gradients_do_not_come_along() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("count", [1, FEW, 3 * FEW])
+@pytest.mark.parametrize("count", [1, FEW_TENSORS, 3 * FEW_TENSORS])
 @pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float32, torch.bfloat16, torch.int64)])
 def test_on_a_gpu_nothing_waits_and_later_changes_do_not_count(
     count: int, dtypes: tuple[torch.dtype, ...], no_waits: Callable[[], AbstractContextManager[None]]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import hotloop
 from hotloop.ranks import heartbeat
 
-heartbeat.PERIOD, heartbeat.PATIENCE = 0.5, 2.0  # seconds; as many rounds of words as ever, in less time
+heartbeat.PERIOD, heartbeat.BEAT_PATIENCE = 0.5, 2.0  # seconds; as many rounds of words as ever, in less time
 RANK = int(os.environ["RANK"])  # of this process, not of the one that it is a fork of
 folder, name, seconds, *kill = sys.argv[1:]
 place = Path(folder, f"{name} {RANK} at")  # which holds the number of steps of this process

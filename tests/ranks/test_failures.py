@@ -344,7 +344,7 @@ def test_a_rank_says_once_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop of one's own over `batches` ends without an error, after an evaluation in it has lost another rank."""
     store = HashStore()
     beats = heartbeat(monkeypatch, store)
-    monkeypatch.setattr("hotloop.ranks.heartbeat.PATIENCE", 0.1)
+    monkeypatch.setattr("hotloop.ranks.heartbeat.BEAT_PATIENCE", 0.1)
     with beats, pytest.raises(RankLost), beats:
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
     assert told(store).ended == "lost"

@@ -203,7 +203,7 @@ NAMES = st.text(st.sampled_from("ab01."), max_size=8)
 def test_no_module_is_lost(modules: dict[str, int]) -> None:
     rows = modules_table({"modules": modules})
     assert sum(int(row[1]) for row in rows) == len(modules)
-    assert len(rows) <= module.MOST + 1
+    assert len(rows) <= module.LINES_SHOWN + 1
 
 
 def with_names(name: str) -> dict[str, Any]:

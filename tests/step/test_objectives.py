@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from hotloop.step.objectives import objectives_of
+from hotloop.step.trained_objectives import objectives_of
 
 
 def with_gradients() -> nn.Linear:

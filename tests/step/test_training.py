@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from hotloop.objective.objectives import Objective
 from hotloop.plan import Plan
 from hotloop.step.eager import total
-from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
+from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
 from hotloop.values.snapshot import Snapshot
 

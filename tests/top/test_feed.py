@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.apps.top.advice import Advisor
-from hotloop.apps.top.feed import FINEST, LONGEST, Feed, HardwareSample, shown
+from hotloop.apps.top.feed import FINEST, LONGEST_SHOWN, Feed, HardwareSample, shown
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 
 from ..thorough import tries
@@ -193,7 +193,7 @@ def test_numbers_that_are_none_are_unknown(number: float) -> None:
     assert feed.hour()["values"]["gpu0.power"] == [None]
 
 
-@given(st.text(st.characters(), max_size=2 * LONGEST))
+@given(st.text(st.characters(), max_size=2 * LONGEST_SHOWN))
 def test_foreign_strings_are_one_printable_line(foreign: str) -> None:
     process = Process(1, None, "compute", name=foreign, command=foreign, user=foreign)
     sample = HardwareSample(
@@ -202,6 +202,6 @@ def test_foreign_strings_are_one_printable_line(foreign: str) -> None:
     assert sample.encoded.isascii()
     assert sample.encoded.isprintable()
     told = json.loads(sample.encoded)["reading"]["gpus"][0]["processes"][0]["command"]
-    assert len(told) <= LONGEST
+    assert len(told) <= LONGEST_SHOWN
     assert told == shown(foreign)
     assert shown(told) == told

@@ -26,9 +26,9 @@ from hotloop import Loop
 from hotloop.errors import BadArgument, DoesNotFit, MemoryWarning, PlanWarning
 from hotloop.step import portion
 from hotloop.step.eager import FIRST_UPDATES, EagerStep
-from hotloop.step.objectives import TrainedObjective
 from hotloop.step.portion import Portion
 from hotloop.step.retry import OutOfMemory
+from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
 
 from ..thorough import THOROUGH, some, tries

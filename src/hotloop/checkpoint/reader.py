@@ -12,7 +12,7 @@ from torch import Tensor
 from hotloop.checkpoint.damage import DamagedCheckpoint
 from hotloop.checkpoint.folders import Summing, opened
 from hotloop.checkpoint.shards import Assembly, Team, shards_in
-from hotloop.checkpoint.sums import LONGEST, STATE, SUMS, TENSORS, Sum, Sums
+from hotloop.checkpoint.sums import LONGEST_FILE, STATE, SUMS, TENSORS, Sum, Sums
 from hotloop.checkpoint.tensorfile import CHUNK, read_tensors
 from hotloop.checkpoint.tree import unpack
 from hotloop.errors import BadArgument
@@ -111,7 +111,7 @@ def read_sums(path: Path) -> Sums:
 
     def read() -> Sums:
         with opened(path / SUMS) as (file, length):
-            if length > LONGEST:
+            if length > LONGEST_FILE:
                 raise ValueError("it is far too long")
             return Sums.from_bytes(_whole(file, length))
 

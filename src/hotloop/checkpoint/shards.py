@@ -19,12 +19,21 @@ from torch import Tensor
 
 from hotloop.checkpoint import folders
 from hotloop.checkpoint.sums import Sum, shard_name
-from hotloop.checkpoint.tensorfile import DTYPES, NAMES, ReadableFile, Source, fill, read_header, skip, write_tensors
+from hotloop.checkpoint.tensorfile import (
+    DTYPE_NAMES,
+    DTYPES,
+    ReadableFile,
+    Source,
+    fill,
+    read_header,
+    skip,
+    write_tensors,
+)
 from hotloop.errors import OutputError
 from hotloop.printing.text import plural, printable
 
 POLL = 0.02  # seconds between two looks for the files of other ranks
-PATIENCE = 600.0  # seconds in which the file of another rank must grow
+SHARD_PATIENCE = 600.0  # seconds in which the file of another rank must grow
 SHORT = 5.0  # the same once the run has failed: another rank may be no more
 
 
@@ -40,7 +49,7 @@ class ShardEntry:
     def of(cls, tensor: Any) -> "ShardEntry | None":
         """The entry of a `DTensor` as FSDP2 makes them; None for one that is sharded in another way."""
         mesh, placements = tensor.device_mesh, tensor.placements
-        if mesh.ndim != 1 or len(placements) != 1 or not placements[0].is_shard(0) or tensor.dtype not in NAMES:
+        if mesh.ndim != 1 or len(placements) != 1 or not placements[0].is_shard(0) or tensor.dtype not in DTYPE_NAMES:
             return None
         entry = cls(tensor.dtype, tuple(tensor.shape), starts_of(tensor.shape[0], mesh.size()))
         start, stop = entry.rows(mesh.get_local_rank())
@@ -55,7 +64,7 @@ class ShardEntry:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def to_json(self) -> dict[str, Any]:
-        return {"dtype": NAMES[self.dtype], "shape": list(self.shape), "starts": list(self.starts)}
+        return {"dtype": DTYPE_NAMES[self.dtype], "shape": list(self.shape), "starts": list(self.starts)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "ShardEntry":
@@ -88,7 +97,7 @@ class Team:
     size: int
     gather: Callable[[Any], list[Any]]  # plain data of all ranks, by rank; all of them call it
     join: Callable[[Tensor, tuple[int, ...]], Tensor]  # this rank's rows → the tensor of that shape, over all ranks
-    patience: float = PATIENCE
+    patience: float = SHARD_PATIENCE
 
     @property
     def is_first(self) -> bool:

@@ -15,7 +15,7 @@ VERSION, WITH_SHARDS = 1, 2  # what a hotloop that knows nothing of shards must 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
 SUMS = "sums.json"
-LONGEST = 1 << 20  # bytes; a longer one is not ours
+LONGEST_FILE = 1 << 20  # bytes; a longer one is not ours
 MOST_SHARDS = 1 << 12
 SHARD = re.compile(r"rank-(\d{1,4})-of-(\d{1,4})\.safetensors", re.ASCII)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 CHUNK = 1 << 20  # bytes that are hashed and written while they are in the processor's cache
 LONGEST_HEADER = 100_000_000  # what every reader accepts
 MOST_DIMENSIONS = 64  # what PyTorch computes with
-NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -33,7 +33,7 @@ NAMES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class Sink(Protocol):
@@ -108,7 +108,7 @@ def _header(entries: Mapping[str, TensorEntry], about: Mapping[str, str] | None)
     position = 0
     for name, entry in entries.items():
         end = position + entry.nbytes
-        table[name] = {"dtype": NAMES[entry.dtype], "shape": entry.shape, "data_offsets": (position, end)}
+        table[name] = {"dtype": DTYPE_NAMES[entry.dtype], "shape": entry.shape, "data_offsets": (position, end)}
         position = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

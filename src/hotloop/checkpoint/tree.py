@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hotloop._torch import METADATA, metadata_of, set_metadata, storage_id
 from hotloop.checkpoint.shards import ShardEntry
-from hotloop.checkpoint.tensorfile import NAMES
+from hotloop.checkpoint.tensorfile import DTYPE_NAMES
 from hotloop.errors import BadArgument
 from hotloop.printing.text import printable
 
@@ -169,13 +169,13 @@ class _Packing:
         storage = storage_id(data.untyped_storage())
         memory = (storage, data.storage_offset(), data.shape, data.stride(), data.dtype, data.is_conj())
         about: dict[str, Any] = {}
-        if data.dtype not in NAMES:
+        if data.dtype not in DTYPE_NAMES:
             about = {"dtype": str(data.dtype), "shape": list(data.shape)}
         elif not data.is_contiguous() and (order := _order(data)) is not None:
             about = {"order": order}
         if memory not in self._known:
             plain = data.resolve_conj().resolve_neg()
-            self._known[memory] = self._store(_raw(plain) if data.dtype not in NAMES else plain)
+            self._known[memory] = self._store(_raw(plain) if data.dtype not in DTYPE_NAMES else plain)
         return {"$tensor": self._known[memory], **about}
 
     def _shard(self, tensor: Any) -> Any:

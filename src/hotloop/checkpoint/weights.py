@@ -22,7 +22,7 @@ from hotloop.checkpoint.folders import written
 from hotloop.checkpoint.reader import read_part, read_sums
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import SUMS
-from hotloop.checkpoint.tensorfile import NAMES, HostSource, in_file_order, write_tensors
+from hotloop.checkpoint.tensorfile import DTYPE_NAMES, HostSource, in_file_order, write_tensors
 from hotloop.errors import BadArgument, OutputError
 from hotloop.printing.text import an, printable, shorten, size
 
@@ -95,7 +95,7 @@ def export_weights(checkpoint: str | Path, file: str | Path, *, best: bool = Fal
     model = read_part(folder, sums, "loop", "model") or read_part(folder, sums, "model")
     if not isinstance(model, Mapping):
         raise _error(folder, "is not a checkpoint of a model", "name one that `fit(save=…)` has written")
-    tensors = {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype in NAMES}
+    tensors = {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype in DTYPE_NAMES}
     if others := [name for name in model if name not in tensors]:
         words = f"not written, since safetensors files hold no such values: {printable(shorten(others, 6))}"
         warnings.warn(CheckpointWarning(words), stacklevel=2)

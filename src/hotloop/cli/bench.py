@@ -92,7 +92,7 @@ def _timed(target: str, devices: list[str], seconds: float) -> "LoopsTimed":
     from hotloop.cli.building import build
     from hotloop.memory.oom import clear
     from hotloop.profiling.pace import LoopPace
-    from hotloop.report.loops import NAMES, LoopsTimed
+    from hotloop.report.loops import WAY_NAMES, LoopsTimed
 
     each = seconds / len(devices) / len(WAYS)
     versions = {"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__}
@@ -100,7 +100,7 @@ def _timed(target: str, devices: list[str], seconds: float) -> "LoopsTimed":
     failure: HotloopError | None = None
     for device in devices:
         for way in WAYS:
-            say(console(stderr=True), f"{device}: {NAMES[way]}")
+            say(console(stderr=True), f"{device}: {WAY_NAMES[way]}")
             built = build(target, device)
             name, chosen = type(built.loop.model).__name__, built.loop.choice
             try:

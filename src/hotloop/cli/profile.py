@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hotloop.profiling.profile_record import Profile
     from hotloop.scripts.children import Child
 
-GRACE = 30.0  # seconds for a script to end once its profile is written
+PROFILE_GRACE = 30.0  # seconds for a script to end once its profile is written
 FILES = {
     "report.html": "the page, for a browser",
     "trace.json.gz": "every event, for Perfetto or Chrome",
@@ -121,7 +121,7 @@ def _profiled(
 
 def _end_of(child: "Child", written: Path) -> int:
     """Wait for the script. One that does not end though its profile is there is ended."""
-    interrupted, patience = False, GRACE
+    interrupted, patience = False, PROFILE_GRACE
     while True:
         try:
             code = child.wait(1.0)
@@ -135,7 +135,7 @@ def _end_of(child: "Child", written: Path) -> int:
             return code
         patience -= written.exists()
         if patience <= 0:
-            child.end(grace=GRACE)
+            child.end(grace=PROFILE_GRACE)
 
 
 def _with_ceilings(found: "Profile") -> "Profile":

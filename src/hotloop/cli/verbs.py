@@ -10,7 +10,7 @@ from hotloop.cli.help import Verb, Verbs
 from hotloop.cli.moved import refuse_moved
 from hotloop.errors import MissingApplication
 
-GROUP = "hotloop.verbs"  # an entry point: the name of a verb, and the typer.Typer that holds its command
+ENTRY_POINTS = "hotloop.verbs"  # an entry point: the name of a verb, and the typer.Typer that holds its command
 # Each in the file of its name beside this one, in the order in which people meet them.
 CORE = ("device", "train", "evaluate", "tune", "profile", "bench", "launch", "export", "report")
 APPLICATIONS = "Applications"  # the heading of the others in the help
@@ -36,7 +36,7 @@ class AllVerbs(Verbs):
 
 
 def _brought() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
 
 
 def _command(app: typer.Typer, name: str) -> Any:

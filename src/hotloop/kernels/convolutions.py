@@ -15,7 +15,7 @@ from hotloop.kernels.nvrtc import why_no_kernels
 from hotloop.kernels.patches import Geometry, Windows, folded, patches, product, why_no_patches
 
 MULTIPLE = 8  # of elements of two bytes: 16 bytes
-FEW = 160  # numbers in a window of 7x7 pixels of three colours, and a little more
+FEW_NUMBERS = 160  # numbers in a window of 7x7 pixels of three colours, and a little more
 
 Convolution = nn.Conv2d | nn.ConvTranspose2d
 
@@ -81,7 +81,7 @@ def _has_few_numbers(layer: Convolution) -> bool:
     if isinstance(layer.padding, str) or any(layer.output_padding):
         return False
     narrow, wide = sorted((layer.in_channels, layer.out_channels))
-    if narrow >= MULTIPLE or missing(wide) or (narrow * _area(layer) > FEW and _overlaps(layer)):
+    if narrow >= MULTIPLE or missing(wide) or (narrow * _area(layer) > FEW_NUMBERS and _overlaps(layer)):
         return False
     if isinstance(layer, nn.ConvTranspose2d):
         return _gives_few(layer)

@@ -19,8 +19,8 @@ from hotloop.kernels.patches import Geometry
 
 THREADS = 256
 STRIP = 4  # pixels that a thread has at once
-WIDEST = 7  # window, of which a thread holds a line
-MOST = 2**31  # numbers, whose places the kernels count
+WIDEST_WINDOW = 7  # window, of which a thread holds a line
+COUNTABLE = 2**31  # numbers, whose places the kernels count
 TOGETHER = 64  # channels of a block
 
 _SOURCE = Path(__file__).with_name("depthwise.cu")
@@ -32,7 +32,7 @@ def is_depthwise(layer: nn.Module) -> "TypeGuard[nn.Conv2d]":
     if type(layer) is not nn.Conv2d or not layer.in_channels == layer.out_channels == layer.groups:
         return False
     is_plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    fits = max(layer.kernel_size) <= WIDEST and set(layer.stride) <= {1, 2}
+    fits = max(layer.kernel_size) <= WIDEST_WINDOW and set(layer.stride) <= {1, 2}
     return is_plain and fits and layer.groups > 1 and layer.groups % 2 == 0
 
 
@@ -49,7 +49,7 @@ def why_not_depthwise(layer: nn.Conv2d, batch: Tensor, dtype: torch.dtype) -> st
     if dtype not in HALVES:
         return "it is not computed in bf16 or fp16"
     places = _geometry(layer).on(batch.shape).places
-    if min(*places, *batch.shape) < 1 or max(batch.numel(), batch.shape[:2].numel() * math.prod(places)) >= MOST:
+    if min(*places, *batch.shape) < 1 or max(batch.numel(), batch.shape[:2].numel() * math.prod(places)) >= COUNTABLE:
         return "it has no windows, or too many"
     return why_no_kernels(batch.device)
 

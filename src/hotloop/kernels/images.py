@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of
 
 GROUP = 8  # channels that a thread reads at once
-THREADS = 512  # of a block that sums
+SUM_THREADS = 512  # of a block that sums
 POOLING = 256  # threads of a block that pools
 AT_ONCE = 2  # blocks of a multiprocessor
 MOST_IMAGES = 2**16  # of a batch: the last dimension of a grid
@@ -291,16 +291,16 @@ Geometry = tuple[tuple[int, int, int], tuple[int, int]]  # a grid and its blocks
 
 def _summing(x: Tensor, slices: int) -> Geometry:
     """Of a kernel that sums: as many blocks as run at once, each with a few rows at least."""
-    (across, down), tall = _block(x, THREADS)
+    (across, down), tall = _block(x, SUM_THREADS)
     most = max(1, AT_ONCE * multiprocessors(x.device) // (tall * slices))
     rows = x.numel() // x.shape[1] // slices
     return (min(most, _blocks(rows, 4 * down)), tall, slices), (across, down)
 
 
-def _moving(x: Tensor, slices: int = 1, threads: int = THREADS) -> Geometry:
+def _moving(x: Tensor, slices: int = 1, threads: int = SUM_THREADS) -> Geometry:
     """Of a kernel that goes over the rows once."""
     (across, down), tall = _block(x, threads)
-    most = max(1, 8 * AT_ONCE * multiprocessors(x.device) * THREADS // threads // (tall * slices))
+    most = max(1, 8 * AT_ONCE * multiprocessors(x.device) * SUM_THREADS // threads // (tall * slices))
     rows = x.numel() // x.shape[1] // slices
     return (min(most, _blocks(rows, down)), tall, slices), (across, down)
 

@@ -14,7 +14,7 @@ from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of, why_no_kernels
 GROUP = 8  # numbers that a thread writes at once; images have fewer channels
 THREADS = 256
 WARP = 32
-MOST = 2**31  # numbers, whose places the kernels count
+COUNTABLE = 2**31  # numbers, whose places the kernels count
 MOST_BLOCKS = 2**16  # of a grid, down and deep
 
 _SOURCE = Path(__file__).with_name("patches.cu")
@@ -96,7 +96,10 @@ def why_no_patches(batch: Tensor, dtype: torch.dtype, windows: Windows) -> str |
         return "a compiler reads along, or it is no tensor that lies in memory"
     if dtype not in HALVES:
         return "it is not computed in bf16 or fp16"
-    if min(*windows.places, *windows.shape) < 1 or max(windows.rows * windows.length, windows.shape.numel()) >= MOST:
+    if (
+        min(*windows.places, *windows.shape) < 1
+        or max(windows.rows * windows.length, windows.shape.numel()) >= COUNTABLE
+    ):
         return "there are no windows, or too many"
     if max(windows.shape[0], windows.shape[2], windows.places[0]) >= MOST_BLOCKS:
         return "there are too many images, or lines in them"
@@ -106,7 +109,7 @@ def why_no_patches(batch: Tensor, dtype: torch.dtype, windows: Windows) -> str |
 def patches(images: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
     """A row for each window, in a precision of two bytes: for each of its pixels all channels, then zeros."""
     images = images if images.dtype in (torch.float32, dtype) else images.to(dtype)
-    if sum((size - 1) * stride for size, stride in zip(images.shape, images.stride(), strict=True)) >= MOST:
+    if sum((size - 1) * stride for size, stride in zip(images.shape, images.stride(), strict=True)) >= COUNTABLE:
         images = images.contiguous(memory_format=_LAST)
     rows: Tensor = _Patches.apply(images, windows, dtype)  # type: ignore[no-untyped-call]
     return rows

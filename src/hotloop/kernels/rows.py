@@ -16,10 +16,10 @@ from hotloop.kernels.images import multiprocessors, readable
 from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of
 
 GROUP = 8  # numbers that a thread reads at once
-WIDEST = 8192  # row that the threads of a block hold
+WIDEST_ROW = 8192  # row that the threads of a block hold
 THREADS = 256
-FEW = 64  # rows that a block sums at least
-MOST = 2**31  # numbers
+FEW_ROWS = 64  # rows that a block sums at least
+COUNTABLE = 2**31  # numbers
 
 _SOURCE = Path(__file__).with_name("rows.cu")
 _PLAIN = torch.contiguous_format
@@ -111,7 +111,7 @@ def _shifted(output: Tensor, bias: Tensor) -> Tensor:
 
 def _half_precision(x: Any) -> torch.dtype | None:
     """The precision of two bytes in which a function of x is to be computed; None where the kernels do not do it."""
-    if type(x) is not Tensor or not x.is_cuda or not 0 < x.numel() < MOST or not torch.is_autocast_enabled("cuda"):
+    if type(x) is not Tensor or not x.is_cuda or not 0 < x.numel() < COUNTABLE or not torch.is_autocast_enabled("cuda"):
         return None
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or saves_through_hooks():
         return None  # evaluated, read by a compiler, or to be computed again, which is done without the kernels
@@ -120,7 +120,7 @@ def _half_precision(x: Any) -> torch.dtype | None:
 
 
 def _is_wide_enough(width: int) -> bool:
-    return width % GROUP == 0 and 0 < width <= WIDEST
+    return width % GROUP == 0 and 0 < width <= WIDEST_ROW
 
 
 def _is_shift(bias: Any, beside: Tensor) -> bool:
@@ -195,7 +195,7 @@ def column_sums(rows: Tensor) -> Tensor:
     rows = readable(rows, _PLAIN)
     columns = rows.shape[-1]
     count, tiles = rows.numel() // columns, -(-columns // 256)
-    blocks = max(1, min(-(-count // FEW), 4 * multiprocessors(rows.device) // tiles))
+    blocks = max(1, min(-(-count // FEW_ROWS), 4 * multiprocessors(rows.device) // tiles))
     shares = rows.new_empty((blocks, columns), dtype=torch.float32)
     with torch.cuda.device(rows.device):
         given = (rows, shares, count, columns // GROUP)

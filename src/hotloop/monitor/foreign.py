@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-LONGEST = 4096  # characters of a command line that are kept; the kernel allows megabytes
+LONGEST_COMMAND = 4096  # characters of a command line that are kept; the kernel allows megabytes
 SURROGATES = re.compile(r"[\ud800-\udfff]")  # how Python writes bytes that are no UTF-8; no file or page takes them
 
 
@@ -19,7 +19,7 @@ def decoded(answer: Any) -> str | None:
         return None
     text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
     text = SURROGATES.sub("\ufffd", text)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= LONGEST_COMMAND else f"{text[: LONGEST_COMMAND - 1]}…"
 
 
 def or_none(ask: Callable[[], T]) -> T | None:

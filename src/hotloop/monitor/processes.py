@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from hotloop.monitor.foreign import LONGEST, decoded, or_none
+from hotloop.monitor.foreign import LONGEST_COMMAND, decoded, or_none
 from hotloop.monitor.gpu_holders import GpuProcess
 from hotloop.monitor.reading import Process
 
@@ -147,7 +147,7 @@ def _rank(process: psutil.Process) -> tuple[int, int] | None:
 
 def _joined(command: list[str]) -> str:
     """The command line, cut before it is quoted: the kernel allows megabytes."""
-    return shlex.join(argument[:LONGEST] for argument in command[:256])
+    return shlex.join(argument[:LONGEST_COMMAND] for argument in command[:256])
 
 
 def _process(holder: GpuProcess, person: Person | None) -> Process:

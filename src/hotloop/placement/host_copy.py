@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FEW = 32  # tensors that are copied one by one: for the first of them, no kernel need be loaded
+FEW_TENSORS = 32  # tensors that are copied one by one: for the first of them, no kernel need be loaded
 
 
 class HostCopy:
@@ -47,7 +47,7 @@ def in_one_row(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _pinned(tensors: Sequence[Tensor]) -> Tensor:
-    if len(tensors) > FEW:
+    if len(tensors) > FEW_TENSORS:
         tensors = [in_one_row(tensors)]
     kinds = {tensor.dtype for tensor in tensors}
     sizes = [tensor.numel() for tensor in tensors]

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from hotloop._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD, leaves_of
 
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
+PRECISION_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
 _UNCOUNTABLE = (TypeError, ValueError, AssertionError, AttributeError, IndexError, RuntimeError)
 
 
@@ -57,7 +57,7 @@ def precision_of(args: Any) -> str:
         return "fp32"
     if first.dtype == torch.float32 and first.is_cuda and _tf32():
         return "tf32"
-    return NAMES.get(first.dtype, str(first.dtype).removeprefix("torch."))
+    return PRECISION_NAMES.get(first.dtype, str(first.dtype).removeprefix("torch."))
 
 
 def _tf32() -> bool:

@@ -16,7 +16,7 @@ from hotloop.objective.objectives import autocast, items_in, losses_of
 from hotloop.placement import move
 from hotloop.plan import Plan
 from hotloop.records import Record, Report
-from hotloop.step.objectives import TrainedObjective, needs_closure
+from hotloop.step.trained_objectives import TrainedObjective, needs_closure
 
 Way = Literal["tutorial", "fit"]
 Run = Callable[[float], tuple[int, float]]  # train for about so many seconds: the items, and the seconds they took

@@ -35,8 +35,8 @@ from hotloop.scripts.training_steps import around
 from hotloop.version import __version__
 
 EARLY = 6  # steps of warm-up in which there is room for a look and a first recording
-MOST = 20  # plain steps of warm-up, where times do not settle
-PATIENCE = 60.0  # seconds for them
+MOST_WARM_UP = 20  # plain steps of warm-up, where times do not settle
+WARM_UP_PATIENCE = 60.0  # seconds for them
 LEAST = 3  # steps that are compared to see whether times have settled
 
 
@@ -170,7 +170,7 @@ class Profiler:
     def _warming(self, begin: float) -> bool:
         if self._warmup is not None:
             return self.seen < self._warmup
-        patient = len(self._plain) < MOST and time.perf_counter() - begin < PATIENCE
+        patient = len(self._plain) < MOST_WARM_UP and time.perf_counter() - begin < WARM_UP_PATIENCE
         return patient and not settled(self._plain)
 
     def _looked(self) -> Iterator[None]:

@@ -31,7 +31,7 @@ from hotloop.device import Choice, pick
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError, PlanWarning
 from hotloop.printing.text import plural, printable
 
-GRACE = 2.0  # seconds that PyTorch may take longer than it was told to
+TIMEOUT_GRACE = 2.0  # seconds that PyTorch may take longer than it was told to
 TIMEOUT = 600.0  # seconds that a rank waits for the others; HOTLOOP_RANK_TIMEOUT says otherwise
 JOINED = "HOTLOOP_JOINED"  # the process that has joined; those that it starts inherit its variables, and do not join
 # Errors of gloo have no type of their own; those inside a backward pass are known by their words alone.
@@ -336,7 +336,7 @@ def _in_time(join: Callable[[], object], longest: timedelta) -> None:
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(longest.total_seconds() + GRACE)
+    thread.join(longest.total_seconds() + TIMEOUT_GRACE)
     if thread.is_alive():
         raise TimeoutError(f"nothing there has answered as a rank does for {longest.total_seconds():g} s")
     if failed:

@@ -26,7 +26,7 @@ from hotloop.printing.text import duration, printable
 from hotloop.ranks.group import Ranks, RanksDiffer, reason_of_collective, seconds_from, timeout
 
 PERIOD = 2.0  # seconds between two beats of a rank
-PATIENCE = 2 * PERIOD + 1.0  # seconds for other ranks to beat, or to fail as well, once a collective has failed here
+BEAT_PATIENCE = 2 * PERIOD + 1.0  # seconds for other ranks to beat, or to fail as well, after a collective has failed
 LATE = 30.0  # seconds without progress, after which a warning names the ranks that are behind
 MANY = 32  # ranks; of more, the others are read only when something fails
 NAMED = 4  # ranks that a message names
@@ -178,7 +178,7 @@ class Heartbeat:
     def _warn(self, mine: Beat) -> None:
         """On the first rank, once: for whom the others have waited for long."""
         beats, waited = [mine, *self.known.values()], mine.time - mine.since
-        furthest, silent = max(beat.progress for beat in beats), mine.time - PATIENCE
+        furthest, silent = max(beat.progress for beat in beats), mine.time - BEAT_PATIENCE
         behind = [beat for beat in beats if not beat.ended and (beat.progress < furthest or beat.time < silent)]
         if self._ranks.is_first and behind and waited >= self._late:
             self._late = float("inf")
@@ -195,14 +195,14 @@ class Heartbeat:
         mine, fresh = self._tell(_stack(error), "lost"), set[int]()
         asking = threading.Thread(target=self._ask, args=[fresh], daemon=True)  # a store that hangs holds nothing up
         asking.start()
-        asking.join(PATIENCE + PERIOD)
+        asking.join(BEAT_PATIENCE + PERIOD)
         what, fix = self._verdict(mine, fresh)
         here = f"{self._ranks} was in {mine}, and its collective failed: {printable(reason)[:200]}"
         return RankLost(f"{what}\n  {here}", fix=fix)
 
     def _ask(self, fresh: set[int]) -> None:
         """Wait until all others have ended as well or are known to be dead; note those that go on."""
-        waited_for, end = set(range(self._ranks.size)) - {self._ranks.rank}, time.monotonic() + PATIENCE
+        waited_for, end = set(range(self._ranks.size)) - {self._ranks.rank}, time.monotonic() + BEAT_PATIENCE
         self.hear(waited_for)
         before = dict(self.known)
         while waited_for and self.store is not None and time.monotonic() < end:

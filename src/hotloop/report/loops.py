@@ -22,7 +22,7 @@ from hotloop.report.runs import Run
 from hotloop.report.tuning import half_spread
 from hotloop.report.words import DASH, TIMES, Fact, times
 
-NAMES = {"tutorial": "as in tutorials", "fit": "loop.fit"}
+WAY_NAMES = {"tutorial": "as in tutorials", "fit": "loop.fit"}
 WIDE = 30.0  # times between the fastest and the slowest, from which on the axis is logarithmic
 HEADER = ["device", "loop", "items/s", "±", f"{TIMES} tutorial", f"{TIMES} CPU", "plan"]
 
@@ -59,7 +59,7 @@ def loops_words(timed: LoopsTimed) -> str:
         against.append(f"{times(gain)} the tutorial's loop there")
     if best.device != "cpu" and (gain := best.times(base)) is not None:
         against.append(f"{times(gain)} the tutorial's loop on the CPU")
-    told = f"{NAMES[best.way]} on {best.device}: {count(best.rate or 0.0)} items/s"
+    told = f"{WAY_NAMES[best.way]} on {best.device}: {count(best.rate or 0.0)} items/s"
     return ", ".join([told, *against])
 
 
@@ -96,7 +96,7 @@ def _row(timed: LoopsTimed, pace: LoopPace) -> list[str]:
     gains = [pace.times(timed.tutorial(device)) for device in (pace.device, "cpu")]
     how = printable(pace.failure) if pace.failure else ", ".join(pace.plan)
     rate = DASH if pace.rate is None else count(pace.rate)
-    return [pace.device, NAMES[pace.way], rate, half_spread(pace.rate, low, high), *map(_ratio, gains), how]
+    return [pace.device, WAY_NAMES[pace.way], rate, half_spread(pace.rate, low, high), *map(_ratio, gains), how]
 
 
 def _ratio(gain: float | None) -> str:
@@ -121,7 +121,7 @@ def loops_picture(timed: LoopsTimed, theme: Theme = LIGHT, form: Form = "png") -
     for number, pace in enumerate(paces):
         _draw_pace(axes, number, timed, pace, theme)
     axes.set_ylim(len(paces) - 0.5, -0.5)
-    axes.set_yticks(range(len(paces)), [f"{each.device}: {NAMES[each.way]}" for each in paces], color=theme.text)
+    axes.set_yticks(range(len(paces)), [f"{each.device}: {WAY_NAMES[each.way]}" for each in paces], color=theme.text)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
     scale = ", logarithmic" if axes.get_xscale() == "log" else ""
     axes.set_xlabel(f"items per second{scale}", color=theme.faint)
@@ -155,7 +155,9 @@ def loops_page(timed: LoopsTimed, command: str | None = None) -> str:
     ]
     facts = [Fact("device", device, name) for device, name in timed.devices.items()]
     if best is not None:
-        facts.insert(0, Fact("fastest", f"{count(best.rate or 0.0)} items/s", f"{NAMES[best.way]} on {best.device}"))
+        facts.insert(
+            0, Fact("fastest", f"{count(best.rate or 0.0)} items/s", f"{WAY_NAMES[best.way]} on {best.device}")
+        )
     return Document(
         f"{timed.model}: its training loop, timed",
         blocks,
@@ -169,6 +171,6 @@ def loops_page(timed: LoopsTimed, command: str | None = None) -> str:
 
 def loops_run(timed: LoopsTimed) -> Run:
     """The entry of a benchmark."""
-    figures = {f"{each.device}, {NAMES[each.way]}: items per second": each.rate for each in timed.paces}
+    figures = {f"{each.device}, {WAY_NAMES[each.way]}: items per second": each.rate for each in timed.paces}
     known = {name: value for name, value in figures.items() if value is not None}
     return Run("bench", timed.model, timed.started, ", ".join(timed.devices.values()), known)

@@ -17,7 +17,7 @@ from hotloop.report.document import Plot
 from hotloop.report.words import metric
 
 Form = Literal["png", "svg"]
-FEW = 75  # points of a curve below which there is nothing to smooth: a GPU's loss is only looked at now and then
+FEW_POINTS = 75  # points of a curve below which there is nothing to smooth: a GPU's loss is only looked at now and then
 DENSITY = 200  # dots per inch: twice what a plain screen shows
 
 
@@ -117,7 +117,7 @@ def _draw_loss(axes: Axes, report: Report, theme: Theme) -> None:
         return
     at = _in_epochs(report)
     losses = [loss for _, loss in report.curve]
-    if len(losses) < FEW:
+    if len(losses) < FEW_POINTS:
         trend = np.array(losses)
         axes.plot(at, losses, "o-", color=theme.loss, linewidth=1.8, markersize=3.5, label="training, some batches")
     else:

@@ -23,7 +23,7 @@ from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.objective.objectives import Losses, Objective
 from hotloop.printing.text import shorten
 from hotloop.ranks.group import Ranks
-from hotloop.step.objectives import TrainedObjective
+from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.window import Window
 
 SEEN = 3  # updates, in which it shows which parameters get gradients and how losses are weighed; then DDP is built

@@ -40,9 +40,9 @@ from hotloop.step.constants import made_on_device
 from hotloop.step.draws import Draw, repeat
 from hotloop.step.eager import EagerStep, Parts, See
 from hotloop.step.inspection import Comparison, Inspection, Looks, departure, inspected, operations_of, signature
-from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.shapes import OtherShapes
+from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.values.effects import ReachableState, kept_by_capture, look
 from hotloop.values.snapshot import PassSnapshot
 

@@ -23,8 +23,8 @@ from hotloop.objective.objectives import Losses, autocast, uniform
 from hotloop.objective.weighing import Weighing
 from hotloop.plan import Plan
 from hotloop.step.guard import guarded, is_plenty
-from hotloop.step.objectives import TrainedObjective, needs_closure, tell_of_weights_without_optimizer
 from hotloop.step.retry import OutOfMemory
+from hotloop.step.trained_objectives import TrainedObjective, needs_closure, tell_of_weights_without_optimizer
 from hotloop.step.window import Window
 from hotloop.values.snapshot import Gradients
 

@@ -10,8 +10,8 @@ from hotloop.objective.objectives import Criterion, Objective, as_objective, ave
 from hotloop.objective.weighing import Weighing
 from hotloop.plan import Plan, Split
 from hotloop.step.eager import Counts, EagerStep, total
-from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OomRetry, OutOfMemory
+from hotloop.step.trained_objectives import TrainedObjective
 
 
 class Backward:

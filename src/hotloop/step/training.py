@@ -18,8 +18,8 @@ from hotloop.step.captured import Call, CapturedStep
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
 from hotloop.step.inspection import Inspection, host_noted
-from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OomRetry, OutOfMemory
+from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.window import Window
 from hotloop.values.snapshot import Gradients, PassSnapshot
 

@@ -29,10 +29,10 @@ from hotloop.step.captured import settings_around
 from hotloop.step.captured_graph import is_ordinary_stream
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.data_parallel import SpreadModel
-from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretches, stretches
 from hotloop.step.sharding import is_sharded
+from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
 from hotloop.training.changes import Changes
 from hotloop.training.collective import Collective

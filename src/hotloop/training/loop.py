@@ -28,8 +28,8 @@ from hotloop.ranks.group import ranks_of
 from hotloop.records import Report
 from hotloop.step.data_parallel import device_of, refuse_own_loss, spread_over_gpus, through, unwrapped
 from hotloop.step.eager import total
-from hotloop.step.objectives import Optimizers, TrainedObjective, objectives_of
 from hotloop.step.sharding import across_ranks, is_sharded, team_of
+from hotloop.step.trained_objectives import Optimizers, TrainedObjective, objectives_of
 from hotloop.step.training import TrainingStep
 from hotloop.training.alike import facts_of_run
 from hotloop.training.core import Core, Transform, modules_of

@@ -11,7 +11,7 @@ from hotloop._torch import BatchNorm
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan
 from hotloop.printing.text import plural, printable, shorten
-from hotloop.step.objectives import TrainedObjective
+from hotloop.step.trained_objectives import TrainedObjective
 
 # What other libraries call an argument of `Loop` or `fit`.
 _ELSEWHERE = {

@@ -32,9 +32,9 @@ from hotloop.records import Epoch, epochs_table
 REFRESH = 0.1  # seconds
 REDRAW = 0.5  # seconds between two drawings of a notebook's cell
 EVERY = 30.0  # seconds between two lines of an epoch where there is no bar
-LONG = 10.0  # seconds; what is left of a run is told from there on
+LONG_RUN = 10.0  # seconds; what is left of a run is told from there on
 MARKS, BETWEEN_MARKS = 60, 5.0  # by which the time left is reckoned, and the seconds between two of them
-PATIENCE = 1.0  # seconds between the death of a worker and the signal that it died of
+SIGNAL_PATIENCE = 1.0  # seconds between the death of a worker and the signal that it died of
 FAILURES = (RuntimeError, OSError, EOFError)  # of a loader, where a worker dies, or dies while it hands over a tensor
 ENDINGS = ("Ctrl-C", "SIGTERM", "the time limit", "another rank")  # of a run that is meant to go on
 MANY = 20  # lines of epochs, from which on they are shown only now and then
@@ -142,7 +142,7 @@ class Display:
             if metrics:
                 parts.append(f"{kind} " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         parts += [f"{count(done.items_per_second)} items/s", duration(done.seconds)]
-        if self._bar is None and (left := self._left(now, least=LONG)):
+        if self._bar is None and (left := self._left(now, least=LONG_RUN)):
             parts.append(left)
         whole = (part.replace(" ", "\xa0").replace(",\xa0", ", ") for part in parts)  # a figure keeps its name and unit
         self.say("  ".join(whole))
@@ -373,7 +373,7 @@ class Stop:
 
     def comes(self) -> bool:
         """Whether a stop is asked for now or in a moment: a signal may kill workers before it arrives here."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + SIGNAL_PATIENCE
         while not self.asked and self._before and time.monotonic() < until:
             time.sleep(0.01)
         return self.asked

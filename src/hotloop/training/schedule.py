@@ -16,7 +16,7 @@ from hotloop.errors import BadArgument, PlanWarning
 from hotloop.evaluation import Metrics
 from hotloop.printing.text import an, plural
 from hotloop.records import Epoch
-from hotloop.step.objectives import TrainedObjective
+from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.training.warmup import WarmupCosine
 from hotloop.values.snapshot import Snapshot
 

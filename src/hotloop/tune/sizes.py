@@ -7,7 +7,7 @@ from hotloop.levers.compile import Varying, sizes_of, varying_between
 from hotloop.plan import Plan
 from hotloop.step.compilation import CompiledObjective, worth_compiling_for
 from hotloop.step.inspection import signature
-from hotloop.step.objectives import TrainedObjective
+from hotloop.step.trained_objectives import TrainedObjective
 
 
 class BatchSizes:

@@ -17,7 +17,7 @@ from hotloop.data.on_device import why_not_resident
 from hotloop.levers import LeverTarget, fp32_matmul_precision
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.step.inspection import signature
-from hotloop.step.objectives import TrainedObjective
+from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
 from hotloop.values.effects import Skip, code_of_modules, look, restored_by_state
 from hotloop.values.snapshot import Snapshot, objects_in

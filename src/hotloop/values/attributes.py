@@ -21,7 +21,7 @@ from hotloop._torch import version_of
 
 HOOKS_INSTALLED = "_output_capturing_hooks_installed"  # of transformers, on a model whose layers it has hooked
 LOST: Any = object()
-MOST = 100_000  # entries of a container that are looked at
+MOST_ENTRIES = 100_000  # entries of a container that are looked at
 ROOM = 64 << 20  # bytes of the tensors in a container
 LITTLE = 1 << 20  # the same of a dataset, where more is data or a cache of it
 _LARGE = 1 << 20  # bytes of a tensor or array from which on it is not kept alive for a comparison
@@ -85,7 +85,7 @@ class _Flattener:
     def form(self, value: Any, depth: int) -> Any:
         kind = type(value)
         self._entries += 1
-        if self._entries + (len(value) if kind in _SEQUENCES else 0) > MOST or depth > _DEEPEST:
+        if self._entries + (len(value) if kind in _SEQUENCES else 0) > MOST_ENTRIES or depth > _DEEPEST:
             raise _NotPlain
         if kind in _WORDS or (isinstance(value, np.generic) and value.dtype.kind in _NUMBERS):
             return value

@@ -53,10 +53,10 @@ from hotloop.placement.sites import OURS, is_installed
 from hotloop.values.attributes import HOOKS_INSTALLED
 from hotloop.values.rng import Generator, Rng
 
-MOST = 50_000  # objects that are looked at
+MOST_OBJECTS = 50_000  # objects that are looked at
 EDGE = 64  # entries at each end of a long list that are looked at
 DEEPEST = 12  # levels below a root
-LONG = 1 << 16  # entries of a list up to which all numbers and words in it are looked at
+LONG_LIST = 1 << 16  # entries of a list up to which all numbers and words in it are looked at
 LARGE = 1 << 16  # bytes of an array from which on some of it stands for all
 WHOLE = 1 << 26  # bytes of an array up to which a sum stands for the rest
 _PARTS = re.compile(r"[.\[<]")  # where in a path that of a part begins
@@ -369,7 +369,7 @@ class _Walk:
         if id(value) in self._visited:
             return
         self._visited[id(value)] = value
-        if len(self._visited) > MOST or depth > DEEPEST:
+        if len(self._visited) > MOST_OBJECTS or depth > DEEPEST:
             self.seen.complete = False
             return
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
@@ -622,7 +622,7 @@ def _imported(name: str, package: str | None) -> types.ModuleType | None:
 
 def _words_in(values: Collection[Any]) -> int | None:
     """A fingerprint of the numbers and words among many values; None of more than can be looked at."""
-    if len(values) > LONG:
+    if len(values) > LONG_LIST:
         return None
     kinds = set(map(type, values))
     return hash(tuple(values) if kinds <= _KINDS else tuple(each for each in values if type(each) in _KINDS))

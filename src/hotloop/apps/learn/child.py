@@ -24,7 +24,7 @@ from hotloop.errors import HotloopError
 from hotloop.files.whole import write_json
 from hotloop.scripts.as_main import run_as_main
 
-LONGEST = 20_000  # characters of its output that are kept
+LONGEST_OUTPUT = 20_000  # characters of its output that are kept
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def judged(file: Path, number: int) -> Result:
 def _result(number: int, ran: Ran, module: ModuleType) -> Result:
     verdicts = judge(ran, module.check)
     where = "cpu" if ran.seen is None else f"{'a simulated ' if ran.seen.simulated else ''}{ran.seen.name}"
-    return Result(number, tuple(verdicts), where, ran.output[-LONGEST:])
+    return Result(number, tuple(verdicts), where, ran.output[-LONGEST_OUTPUT:])
 
 
 def _module(file: Path) -> ModuleType:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hotloop.errors import BadArgument, OutputError
 from hotloop.printing.text import printable
 
-FOLDER = Path(__file__).parent / "exercises"
+EXERCISES_FOLDER = Path(__file__).parent / "exercises"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Exercise:
 @cache
 def exercises() -> tuple[Exercise, ...]:
     """All exercises in the order of their lessons."""
-    files = (file for file in sorted(FOLDER.glob("*.py")) if not file.stem.endswith(("_solution", "_check")))
+    files = (file for file in sorted(EXERCISES_FOLDER.glob("*.py")) if not file.stem.endswith(("_solution", "_check")))
     return tuple(Exercise(int(file.name[:2]), file) for file in files)
 
 

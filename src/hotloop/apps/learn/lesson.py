@@ -8,7 +8,7 @@ from pathlib import Path
 from hotloop.errors import BadArgument
 from hotloop.records import Record
 
-FOLDER = Path(__file__).parent / "lessons"
+LESSONS_FOLDER = Path(__file__).parent / "lessons"
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```[ \t]*$\n?", re.MULTILINE | re.DOTALL)
 
 
@@ -62,7 +62,7 @@ def parse(name: str, text: str) -> Lesson:
 @cache
 def lessons() -> tuple[Lesson, ...]:
     """All lessons in their order."""
-    return tuple(parse(file.stem, file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.md")))
+    return tuple(parse(file.stem, file.read_text(encoding="utf-8")) for file in sorted(LESSONS_FOLDER.glob("*.md")))
 
 
 def lesson(number: int) -> Lesson:

@@ -10,7 +10,7 @@ from hotloop.apps.learn.recording import Recording
 from hotloop.printing.text import plural
 
 _SIMULATED = re.compile(r"^\(on a simulated .*\)\n?", re.MULTILINE)
-WIDEST = 96  # columns of an output
+WIDEST_OUTPUT = 96  # columns of an output
 MADE = "<!-- made by `python -m hotloop.apps.learn build` from src/hotloop/apps/learn/lessons and lessons/recorded -->"
 
 
@@ -55,7 +55,9 @@ def _wrapped(output: str) -> str:
     lines = []
     for line in output.splitlines():
         indent = line[: len(line) - len(line.lstrip())] + "  "
-        lines += textwrap.wrap(line, WIDEST, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+        lines += textwrap.wrap(
+            line, WIDEST_OUTPUT, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        )
         lines += [] if line.strip() else [""]
     return "\n".join(lines)
 

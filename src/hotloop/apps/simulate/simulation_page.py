@@ -25,7 +25,7 @@ MEANING = {
     "context": "the driver's own and the code of kernels; tensors cannot have it",
 }
 LEVELS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info": ("hint", "hints")}
-MOST = 15  # lines of a table; report.json has all
+LINES_SHOWN = 15  # lines of a table; report.json has all
 LIMITS = {
     "device": "The GPU limits the pace.",
     "launches": "The host limits the pace: launching the operations takes longer than computing them.",
@@ -164,10 +164,10 @@ def modules_table(data: Data) -> list[list[str]]:
     sums.sort(key=lambda entry: -entry[0])
     whole = sum(modules.values())
     rows = []
-    for amount, kind, names in sums[:MOST]:
+    for amount, kind, names in sums[:LINES_SHOWN]:
         shown = kind if len(names) > 1 else names[0]
         rows.append([printable(shown) or OUTSIDE, str(len(names)), size(amount), _share(amount, whole)])
-    if rest := sums[MOST:]:
+    if rest := sums[LINES_SHOWN:]:
         amount, number = sum(amount for amount, _, _ in rest), sum(len(names) for _, _, names in rest)
         rows.append(["all others", str(number), size(amount), _share(amount, whole)])
     return rows
@@ -250,8 +250,8 @@ def _findings(data: Data) -> Block:
 def _crossings(data: Data) -> list[Block]:
     copies = sorted(data.get("copies") or (), key=lambda copy: -copy["bytes"])
     waits = sorted(data.get("syncs") or (), key=lambda wait: -wait["count"])
-    copied = [[_where(copy), _how(copy), size(copy["bytes"]), count(copy["count"])] for copy in copies[:MOST]]
-    waited = [[_where(wait), printable(wait["kind"]), count(wait["count"])] for wait in waits[:MOST]]
+    copied = [[_where(copy), _how(copy), size(copy["bytes"]), count(copy["count"])] for copy in copies[:LINES_SHOWN]]
+    waited = [[_where(wait), printable(wait["kind"]), count(wait["count"])] for wait in waits[:LINES_SHOWN]]
     ran = "In all that ran, what came before the first step included."
     blocks: list[Block] = []
     if copied:
@@ -270,7 +270,7 @@ def _how(copy: Data) -> str:
 
 
 def _left_out(rows: Sequence[object]) -> str:
-    return f" {plural(len(rows) - MOST, 'more line')} in report.json." if len(rows) > MOST else ""
+    return f" {plural(len(rows) - LINES_SHOWN, 'more line')} in report.json." if len(rows) > LINES_SHOWN else ""
 
 
 def _verdict(data: Data, script: str) -> str:

@@ -72,7 +72,7 @@ def demo(
 def _show(words: "Console", outcome: "DemoResult") -> None:
     """The numbers, where the files are, and what to try next."""
     from hotloop.apps.sprites.demo import headlines
-    from hotloop.report.summary import panel
+    from hotloop.report.run_summary import panel
 
     words.print()
     words.print(panel(headlines(outcome), "hotloop demo", stopped="Ctrl-C" if outcome.interrupted else None))

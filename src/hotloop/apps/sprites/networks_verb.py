@@ -184,7 +184,7 @@ def _finish(
     as_json: bool,
     then: str,
 ) -> None:
-    from hotloop.report.summary import summary
+    from hotloop.report.run_summary import summary
 
     if rank():  # rank 0 writes; an exit code here would end it in the middle of that
         return

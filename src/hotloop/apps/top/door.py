@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-MOST = 128  # connections at one time: with what else is open, within the 256 files that macOS allows a process
+MOST_CONNECTIONS = 128  # at one time: with what else is open, within the 256 files that macOS allows a process
 OF_ONE = 64  # from one address
 FIRST = 10.0  # seconds in which a connection must have asked for something
 NEXT = 60.0  # seconds in which it must have taken the answer, and asked again
@@ -81,7 +81,7 @@ class Door:
     """
 
     def __init__(
-        self, *, most: int = MOST, of_one: int = OF_ONE, first: float = FIRST, following: float = NEXT
+        self, *, most: int = MOST_CONNECTIONS, of_one: int = OF_ONE, first: float = FIRST, following: float = NEXT
     ) -> None:
         self.first = first
         self.next = following

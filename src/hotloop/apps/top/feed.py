@@ -20,7 +20,7 @@ from hotloop.records import Record
 
 HOUR = 3600.0
 FINEST = 2.0  # seconds between two points of the history: 1,800 of them are an hour, more than a plot has pixels
-LONGEST = 500  # characters of a string that is shown; a command line can have a hundred thousand
+LONGEST_SHOWN = 500  # characters of a string that is shown; a command line can have a hundred thousand
 OF_GPU = ("utilisation", "memory_used", "power", "temperature")
 OF_HOST = ("cpu", "memory_used")
 
@@ -125,8 +125,8 @@ def shown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [shown(item) for item in value]
     if isinstance(value, str):
-        clean = printable(value[: LONGEST + 1])
-        return clean if len(clean) <= LONGEST else clean[: LONGEST - 1] + "…"
+        clean = printable(value[: LONGEST_SHOWN + 1])
+        return clean if len(clean) <= LONGEST_SHOWN else clean[: LONGEST_SHOWN - 1] + "…"
     return finite(value)
 
 

@@ -50,8 +50,8 @@ NAMES = MappingProxyType(
 )
 SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O[ -~]|[^\[O])")  # what a key sends that is not a character
 UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)?\Z")
-PATIENCE = 0.05  # seconds in which the rest of a sequence comes, if it is one and not the key Esc
-LONGEST = 64  # characters of a sequence; what is longer is no key
+ESCAPE_WAIT = 0.05  # seconds in which the rest of a sequence comes, if it is one and not the key Esc
+LONGEST_SEQUENCE = 64  # characters of a sequence; what is longer is no key
 
 
 def split(text: str) -> tuple[list[str], str]:
@@ -66,7 +66,7 @@ def split(text: str) -> tuple[list[str], str]:
             token = text[0]
         elif whole := SEQUENCE.match(text):
             token = whole[0]
-        elif UNFINISHED.match(text) and len(text) < LONGEST:
+        elif UNFINISHED.match(text) and len(text) < LONGEST_SEQUENCE:
             return keys, text
         else:
             token = text[0]
@@ -122,7 +122,7 @@ class Keys:
         ends = time.monotonic() + seconds
         while not self._waiting:
             left = ends - time.monotonic()
-            self._take(PATIENCE if self._begun else left)
+            self._take(ESCAPE_WAIT if self._begun else left)
             if not self._waiting and left <= 0:
                 return None
         event = self._waiting.popleft()

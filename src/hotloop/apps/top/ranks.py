@@ -21,7 +21,7 @@ from hotloop.records import RankPace, Record, Report
 
 FOLDER = "ranks"  # where ranks write (hotloop.training.rank_file)
 FILES, BYTES = 64, 2**17  # that are read, the newest first
-LONGEST = 200  # characters of a foreign string
+LONGEST_WORDS = 200  # characters of a foreign string
 STALE, OLD = 60.0, 86400.0  # seconds after which a file is of a run that was killed, and after which it is removed
 SILENT = 10.0  # seconds after which it is told how old a word is; ranks say one every two
 NARROW, NARROWER = 70, 50  # terminals that have no room for the device, and for the step
@@ -141,7 +141,7 @@ def _read(path: Path) -> RankRun | None:
         run.program,
         *(t for each in run.by_rank for t in (each.host, each.device, each.line)),
     ]
-    return run if good and max(map(len, texts)) <= LONGEST else None
+    return run if good and max(map(len, texts)) <= LONGEST_WORDS else None
 
 
 def _state(word: dict[str, Any]) -> dict[str, Any]:

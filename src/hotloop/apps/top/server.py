@@ -20,7 +20,7 @@ from hotloop.files.whole import finite
 
 LISTENERS = 32  # open pages at one time
 HEARTBEAT = 15.0  # seconds without a sample after which a listener hears that the server is alive
-PATIENCE = 60.0  # seconds in which a listener must take what it was sent
+LISTENER_PATIENCE = 60.0  # seconds in which a listener must take what it was sent
 RETRY = 2000  # milliseconds after which a browser connects again
 ASSETS = {  # address: file, kind
     "/": ("page.html", "text/html"),
@@ -106,7 +106,7 @@ class _Site:
         chunk = f"retry: {RETRY}\nevent: history\ndata: {beginning}\n\n"
         try:
             while True:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(LISTENER_PATIENCE):
                     await response.write(chunk.encode())
                 sample = await self.feed.after(told, self.heartbeat)
                 if self.feed.closed:
