@@ -134,4 +134,4 @@ def test_the_package_has_it_whatever_was_imported_before() -> None:
     with hotloop.waits("cpu") as seen:
         pass
     assert type(seen) is Waits
-    assert import_module("hotloop.waits").waits is waits
+    assert import_module("hotloop.placement.waits").waits is waits

@@ -574,14 +574,14 @@ def test_channels_last_waits_for_no_depthwise_convolution_of_cudnn(monkeypatch: 
         assert lever.rule is not None
         return lever.obstacle(target, Plan("cuda", precision=precision)) is None and lever.rule.holds(known)
 
-    monkeypatch.setattr("hotloop.levers.channels_last.why_no_kernels", lambda device: None)
+    monkeypatch.setattr("hotloop.kernels.why_no_kernels", lambda device: None)
     assert all(proposed(name, left=None) for name in network)
     assert proposed("known", left=10.0), "by hotloop's kernels"
     assert not proposed("unknown", left=10.0)
     assert proposed("unknown", left=100.0)
     assert proposed("plain", left=10.0, precision="fp32")
     assert not proposed("known", left=100.0, precision="fp32"), "hotloop's are for two bytes"
-    monkeypatch.setattr("hotloop.levers.channels_last.why_no_kernels", lambda device: "the GPU is too old")
+    monkeypatch.setattr("hotloop.kernels.why_no_kernels", lambda device: "the GPU is too old")
     assert not proposed("known", left=10.0)
 
 

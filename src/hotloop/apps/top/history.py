@@ -23,6 +23,7 @@ class History:
     A clock that is set back takes the samples along, so that times always rise. A pause, as of a laptop that slept,
     shows in the times alone.
 
+    >>> from hotloop.monitor.reading import Gpu, Host
     >>> history = History(seconds=60)
     >>> for second in range(3):
     ...     history.add(Reading(float(second), Host(cpu=50.0), (Gpu(0, "H200", utilisation=90.0 + second),)))
