@@ -117,6 +117,16 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor], few: int = CO
     (partial(_one_by_one, "copy_") if len(targets) <= few else _foreach_copy_)(targets, sources)
 
 
+_UPDATES = ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "copy")
+
+
+def updating_functions() -> Iterator[tuple[Any, str]]:
+    """Where the functions are that parameters are updated with, tensors or lists of them: owner and name."""
+    yield from ((Tensor, f"{name}_") for name in _UPDATES)
+    yield from ((Tensor, f"__i{name}__") for name in ("add", "sub", "mul", "truediv"))
+    yield from ((torch, f"_foreach_{name}_") for name in _UPDATES if hasattr(torch, f"_foreach_{name}_"))
+
+
 # Modules
 
 METADATA = "_metadata"  # attribute of a module's state_dict: the versions of its layers

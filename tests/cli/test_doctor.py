@@ -62,6 +62,29 @@ def run(
     return call
 
 
+def test_a_script_without_an_optimizer_is_examined(run: Run, tmp_path: Path) -> None:
+    body = (
+        SCRIPT.partition("optimizer = ")[0]
+        + """
+import time
+begun = time.monotonic()
+while time.monotonic() < begun + 60:
+    loss = model(torch.ones(3, width)).square().sum()
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients):
+            parameter -= 0.01 * gradient
+    gc.collect()  # a fault
+"""
+    )
+    (tmp_path / "by_hand.py").write_text(body)
+    done = run("--steps", "4", "--turns", "3", "--json", "by_hand.py")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["findings"]
+    assert (found["code"], found["verdict"]) == ("gc.collect()  # a fault", "confirmed")
+    assert found["losses"] == "all 8 losses are equal to the bit"
+
+
 def test_findings_are_shown_and_a_patch_is_left_that_applies(run: Run, tmp_path: Path) -> None:
     done = run(*OPTIONS, "--out", "found", "train.py", "--width", "8")
     assert done.returncode == 0, done.stderr

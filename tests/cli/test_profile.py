@@ -112,6 +112,19 @@ def test_json_is_one_object_and_the_scripts_words_go_past_it(
     assert data["steps"] == 2
 
 
+def test_a_script_without_an_optimizer_is_profiled(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time, torch\nweight = torch.ones(3, requires_grad=True)\nbegun = time.monotonic()\n"
+        "while time.monotonic() < begun + 60:\n    weight.square().sum().backward()\n"
+        "    weight.data.add_(weight.grad, alpha=-0.1)\n    weight.grad = None\n"
+    )
+    done = run("--steps", "3", "--warmup", "1", "--no-ceilings", "--json", "train.py")
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(done.stdout)
+    assert (profile["steps"], profile["skipped"]) == (3, 2)
+    assert any(each["line"] and "weight.square()" in each["line"]["code"] for each in profile["operations"])
+
+
 def test_an_error_of_the_script_ends_it_and_leaves_nothing(tmp_path: Path, run: Run) -> None:
     (tmp_path / "broken.py").write_text("def deep():\n    raise KeyError('gone')\n\ndeep()\n")
     done = run("broken.py")

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
 
 import pytest
 
@@ -284,7 +284,7 @@ def test_a_script_that_never_steps_is_told_what_was_looked_for(run, ending: str,
     """)
     assert (code, profile) == (2, None)
     assert f"train.py {how} without a training step" in err
-    assert "called step()" in err
+    assert "used by an optimizer or by hand" in err
     assert "fix:" in err
 
 
@@ -346,6 +346,53 @@ def test_workers_of_a_loader_end_with_the_script(run) -> None:
     assert "Traceback" not in err
 
 
+BY_HAND_HEAD = """
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    parameters = list(model.parameters())
+
+    def loss():
+        return model(torch.randn(3, 8)).pow(2).mean()
+"""
+UPDATES = {
+    "data": "loss().backward()\nfor p in parameters:\n    p.data.add_(p.grad, alpha=-0.1)\n    p.grad = None",
+    "operator": "loss().backward()\nwith torch.no_grad():\n    for p in parameters:\n        p -= 0.1 * p.grad",
+    "other data": "loss().backward()\nfor p in parameters:\n    p.data = p.data - 0.1 * p.grad",
+    "foreach": "loss().backward()\nwith torch.no_grad():\n"
+    "    torch._foreach_add_(parameters, [p.grad for p in parameters], alpha=-0.1)",
+    "two backward passes": "loss().backward()\nloss().backward()\nfor p in parameters:\n    p.data.sub_(p.grad)",
+    "only the last layer": "loss().backward()\nfor p in model[1].parameters():\n    p.data.sub_(p.grad)",
+    "gradients of their own": "gradients = torch.autograd.grad(outputs=loss(), inputs=parameters)\n"
+    "with torch.no_grad():\n    for p, g in zip(parameters, gradients):\n        p.sub_(g)",
+    "an optimizer of their own": "loss().backward()\nfor p in parameters:\n    p.requires_grad_(True)\n"
+    "    p.grad.clamp_(-1, 1)\n    with torch.no_grad():\n        p.copy_(p - p.grad)\n    p.grad.zero_()",
+}
+
+
+@pytest.mark.parametrize("way", UPDATES)
+def test_updates_by_hand_are_steps(run, way: str) -> None:
+    body = "for _ in range(100):\n" + indent(f"{UPDATES[way]}\nprint('round')\n", "    ")
+    code, profile, out, err = run(body, head=BY_HAND_HEAD)
+    assert (code, profile.steps, profile.skipped) == (0, 3, 7), err
+    assert out.count("round") in (9, 10)
+    passes = 2 if way == "two backward passes" else 1
+    assert next(o for o in profile.operations if o.name == "addmm").calls == 2 * passes
+    assert any(o.line is not None and o.line.code.startswith("return model(") for o in profile.operations)
+
+
+def test_what_else_writes_to_parameters_is_no_step_beside_an_optimizer(run) -> None:
+    code, profile, _, err = run("""
+        while True:
+            step(net, optimizer)
+            for p in net.parameters():
+                p.data.clamp_(-1, 1)
+    """)
+    assert (code, profile.steps) == (0, 3), err
+    assert next(o for o in profile.operations if o.name == "addmm").calls == 2
+
+
 CAPTURED = """
     import torch
     from torch import nn
@@ -370,6 +417,9 @@ BY_HAND = """
     for _ in range(100):
         graph.replay()
 """
+WITHOUT_AN_OPTIMIZER = BY_HAND.replace(
+    "optimizer.step()", "[p.data.sub_(p.grad, alpha=1e-4) for p in net.parameters()]"
+)
 BY_A_LOOP = """
     import hotloop
     loop = hotloop.Loop(
@@ -381,7 +431,7 @@ BY_A_LOOP = """
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("body", [BY_HAND, BY_A_LOOP], ids=["by hand", "by a loop"])
+@pytest.mark.parametrize("body", [BY_HAND, WITHOUT_AN_OPTIMIZER, BY_A_LOOP], ids=["by hand", "without", "by a loop"])
 def test_steps_that_a_cuda_graph_replays_are_steps(run, body: str) -> None:
     code, profile, _, _ = run(body, head=CAPTURED, steps=10, warmup=20)
     assert code == 0

@@ -46,10 +46,10 @@ def profile(
 ) -> None:
     """Show where the time of a script's training steps goes, by your own lines.
 
-    The script needs no change: hotloop finds steps by the optimizers. After some warm-up steps it profiles the next
-    ones, then ends the script as Ctrl-C would, so that its clean-up runs. Files that the script writes, moves or
-    removes stay as they are: it finds what it saved itself, and that goes with the run. Options of `hotloop profile`
-    stand before the script's name, the script's own after it.
+    The script needs no change: hotloop finds steps by the optimizers, or by your own updates of parameters. After some
+    warm-up steps it profiles the next ones, then ends the script as Ctrl-C would, so that its clean-up runs. Files that
+    the script writes, moves or removes stay as they are: it finds what it saved itself, and that goes with the run.
+    Options of `hotloop profile` stand before the script's name, the script's own after it.
 
     The page shows the shares of waiting for data, copies, gaps and compute in a step; the lines of your code that cost
     most; where the host synchronizes; and memory over time.

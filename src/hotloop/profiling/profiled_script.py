@@ -13,15 +13,14 @@ from hotloop.errors import BadArgument, HotloopError
 from hotloop.files.whole import write_json, write_whole
 from hotloop.printing.text import plural, printable
 from hotloop.profiling.profiler import Profiler
-from hotloop.scripts import training_steps
 from hotloop.scripts.as_main import interpreter, shown_without
 from hotloop.scripts.kept_files import FilesAside
-from hotloop.scripts.training_steps import ScriptSteps
+from hotloop.scripts.training_steps import TRAIN, WITHOUT_STEPS, ScriptSteps
 
 PROFILE, TRACE = "profile.json", "trace.json.gz"
 FOLLOWED = "followed"  # a file that is there once this program has said how the script ended
 FAILED, INTERRUPTED = 1, 130
-_HERE, _STEPS = str(Path(__file__).parent), str(training_steps.__file__)  # frames that are not the script's
+_OURS = tuple(str(Path(__file__).parents[1] / name) for name in ("profiling", "scripts"))  # not the script's frames
 
 
 class ScriptDied(HotloopError, RuntimeError):
@@ -75,7 +74,7 @@ class ProfiledScript:
 
     def _stepped(self) -> bool:
         """What was found is written first: what the script does once it is told to end is its own affair."""
-        self._profiler.step()
+        self._profiler.step(self._script.device)
         if self._profiler.done:
             self._write()
         return self._profiler.done
@@ -97,15 +96,15 @@ class ProfiledScript:
             what = f"{target} {how} after {plural(calls, 'call')} of step(), before all of its optimizers had stepped"
             return BadArgument(what, fix="let it train longer, or build only the optimizers that it uses")
         return BadArgument(
-            f"{target} {how} without a training step: no torch.optim optimizer called step() in this process",
-            fix="give the arguments with which it trains; a script that trains in processes of its own cannot be seen",
+            f"{target} {how} {WITHOUT_STEPS}",
+            fix=TRAIN,
         )
 
 
 def _show(error: BaseException) -> None:
     """An error as Python shows it, without the frames of this program."""
     sys.stdout.flush()
-    print("".join(shown_without(error, _HERE, _STEPS).format()), end="", file=sys.stderr)
+    print("".join(shown_without(error, *_OURS).format()), end="", file=sys.stderr)
 
 
 def _tell(what: str) -> None:

@@ -95,9 +95,10 @@ class Profiler:
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def step(self) -> None:
-        """A step has ended."""
+    def step(self, device: torch.device | None = None) -> None:
+        """A step has ended; `device` is where, if no optimizer tells."""
         self.seen += 1
+        self._device = self._device or device
         if not self.done:
             next(self._course, None)
 

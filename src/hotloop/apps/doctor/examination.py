@@ -25,6 +25,7 @@ from hotloop.apps.doctor.turns import Turns
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.placement.sites import short
 from hotloop.printing.text import plural, printable
+from hotloop.scripts.training_steps import TRAIN, WITHOUT_STEPS
 from hotloop.version import __version__
 
 WARMUP = 4  # steps of a turn
@@ -164,9 +165,8 @@ class Examination:
             raise ScriptFailed(f"{target} failed{after}: {printable(str(error))}{output}", fix="repair it first")
         if not seen.steps:
             raise BadArgument(
-                f"{target} ended without a training step: no torch.optim optimizer called step() in its process",
-                fix="give the arguments with which it trains; a script that trains in processes of its own cannot be "
-                "seen",
+                f"{target} ended {WITHOUT_STEPS}",
+                fix=TRAIN,
             )
         if seen.steps < WARMUP + FEWEST:
             raise BadArgument(

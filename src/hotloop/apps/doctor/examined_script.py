@@ -61,7 +61,7 @@ def run(request: ScriptRun, folder: Path) -> int:
 
     def stepped() -> bool:
         """The answer is written first: what the script does once it is told to end is its own affair."""
-        is_enough = watch.step()
+        is_enough = watch.step(script.device)
         if is_enough:
             tell()
         return is_enough

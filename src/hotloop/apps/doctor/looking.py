@@ -99,6 +99,7 @@ class ScriptLook:
             (Optimizer, "zero_grad", self._zeroing),
             (nn.Module, "zero_grad", self._zeroing),
             (torch.autograd, "backward", self._going_back),
+            (torch.autograd, "grad", self._going_back),
             (gc, "collect", partial(self._counting, COLLECTS)),
             (torch.cuda, "empty_cache", partial(self._counting, EMPTIES)),
             (torch.cuda, "synchronize", partial(self._counting, SYNCHRONIZES)),
@@ -121,11 +122,11 @@ class ScriptLook:
     def answer(self, *, has_ended: bool) -> dict[str, Any]:
         return {LOOK: self.seen(has_ended=has_ended).to_json()}
 
-    def step(self) -> bool:
-        """A training step has ended; whether that is enough."""
+    def step(self, device: torch.device | None) -> bool:
+        """A training step has ended, on `device` if no optimizer tells; whether that is enough."""
         self.steps += 1
         if self.steps == 1:
-            self._device = self._where()
+            self._device = device or self._where()
         if self.steps <= LATEST:
             self._variables.note(sys._getframe(1))
         if self.steps == LOGGED - 1 and not has_compiled():  # while operations are logged PyTorch compiles nothing
@@ -288,9 +289,9 @@ class ScriptLook:
         if site is not None:
             self._counts[what, site] += 1
 
-    def _going_back(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _going_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
-        def backward(*args: Any, **options: Any) -> None:
+        def backward(*args: Any, **options: Any) -> Any:
             self._anomaly |= torch.is_anomaly_enabled()
             if self._read_from is not None:
                 self._read_from.trains = True
@@ -300,7 +301,7 @@ class ScriptLook:
             site = user_site()
             if site is not None:
                 self._backwards[site] = None
-            original(*args, **options)
+            return original(*args, **options)
 
         return backward
 

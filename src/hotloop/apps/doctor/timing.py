@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hotloop._torch import LoaderIterator
 from hotloop.apps.doctor.diagnosis import Turn
 from hotloop.device.clock import synchronize
-from hotloop.scripts.training_steps import around
+from hotloop.scripts.training_steps import around, differentiated
 
 TURN = "turn"  # of an answer
 EVALUATED, FIRST = 20, 2  # batches of an evaluation that are timed, and those before them
@@ -34,12 +34,13 @@ class TimedSteps:
 
     def __enter__(self) -> Self:
         self._undo.enter_context(around(torch.autograd, "backward", self._going_back))
+        self._undo.enter_context(around(torch.autograd, "grad", self._going_back))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def step(self) -> bool:
+    def step(self, device: torch.device | None) -> bool:
         """A step has ended; whether that is enough."""
         self._made += 1
         if self._made not in (self._warmup, self._warmup + self._steps):
@@ -55,14 +56,14 @@ class TimedSteps:
         losses = tuple(float(loss) for loss in self._losses)
         return {TURN: Turn((self._end - self._begin) / self._steps, losses, _memory(self._device)).to_json()}
 
-    def _going_back(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _going_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
-        def backward(tensors: Any, *args: Any, **options: Any) -> None:
-            for loss in (tensors,) if isinstance(tensors, Tensor) else tensors:
+        def backward(*args: Any, **options: Any) -> Any:
+            for loss in differentiated(args, options):
                 if loss.numel() == 1:
                     self._losses.append(loss.detach().clone())
                     self._device = loss.device
-            original(tensors, *args, **options)
+            return original(*args, **options)
 
         return backward
 
@@ -87,6 +88,7 @@ class TimedEvaluation:
     def __enter__(self) -> Self:
         self._undo.enter_context(around(LoaderIterator, "__next__", self._reading))
         self._undo.enter_context(around(torch.autograd, "backward", self._going_back))
+        self._undo.enter_context(around(torch.autograd, "grad", self._going_back))
         self._undo.callback(nn.modules.module.register_module_forward_pre_hook(self._calling).remove)
         hook = nn.modules.module.register_module_forward_hook(self._called, always_call=True)
         self._undo.callback(hook.remove)
@@ -95,7 +97,7 @@ class TimedEvaluation:
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def step(self) -> bool:
+    def step(self, device: torch.device | None) -> bool:
         """A step has ended; whether that is enough: the evaluation is over, or none comes."""
         self._made += 1
         return len(self._ended) >= FIRST + FEWEST or self._made > self._steps + PATIENCE
@@ -118,11 +120,11 @@ class TimedEvaluation:
 
         return read
 
-    def _going_back(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _going_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
-        def backward(*args: Any, **options: Any) -> None:
+        def backward(*args: Any, **options: Any) -> Any:
             self._of_training = self._read_from
-            original(*args, **options)
+            return original(*args, **options)
 
         return backward
 

@@ -20,9 +20,9 @@ from hotloop.apps.simulate._torch import (
     device_of,
     is_fake,
     is_simulated,
+    storage_id,
 )
 from hotloop.apps.simulate.between import Between
-from hotloop.apps.simulate.by_hand import ByHand
 from hotloop.apps.simulate.crossing import Crossings
 from hotloop.apps.simulate.events import Operation
 from hotloop.apps.simulate.families import LAST_FIRST, SHAPES
@@ -45,6 +45,7 @@ from hotloop.apps.simulate.simulated_storages import Storages
 from hotloop.apps.simulate.telling import Circumstances, Teller
 from hotloop.apps.simulate.values import Values, hint
 from hotloop.placement.sites import user_site
+from hotloop.scripts.training_steps import ByHand
 
 _DEVICE = torch.ops.prim.device.default
 _RANDOM, _LARGE = {"normal_", "uniform_"}, 1 << 18  # weights on the host are not drawn: a large model takes no memory
@@ -208,7 +209,8 @@ class SimulatedGpu(OperationMode):
         if not self.by_hand.listening or self.circumstances.optimizing:
             return
         if current_node() is not None:
-            self.by_hand.differentiates(self.circumstances.accumulates())
+            parameter = self.circumstances.accumulates()
+            self.by_hand.differentiates(None if parameter is None else storage_id(parameter))
         elif known.written and self.by_hand.pending:
             for tensor in tensors_in(*(value for name, value in named(func, args, kwargs) if name in known.written)):
                 self.updated(tensor)
@@ -217,7 +219,7 @@ class SimulatedGpu(OperationMode):
         """The script writes to a tensor, or gives it other data."""
         if self.by_hand.pending and not self.circumstances.optimizing:
             leaf = tensor.requires_grad and tensor.is_leaf
-            self.by_hand.writes(tensor, parameter=leaf or self.storages.kind(tensor) == "parameter")
+            self.by_hand.writes(storage_id(tensor), parameter=leaf or self.storages.kind(tensor) == "parameter")
 
     @contextmanager
     def silently(self) -> Iterator[None]:

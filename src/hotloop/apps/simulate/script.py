@@ -34,10 +34,9 @@ from hotloop.files.whole import write_json
 from hotloop.placement.sites import Site
 from hotloop.printing.text import plural
 from hotloop.scripts.as_main import Enough, quiet_threads, run_as_main, shown_without
+from hotloop.scripts.training_steps import TRAIN, WITHOUT_STEPS
 
 _OURS, _FAKE = str(Path(__file__).parent), fake_files()
-_WITHOUT = "without a training step: no gradient was made and then used by an optimizer or by hand"
-_TRAINS = "give the arguments with which it trains; a script that trains in processes of its own cannot be seen"
 _NCCL = "doesn't have NCCL built in"
 _BEYOND = (
     _NCCL,
@@ -199,7 +198,7 @@ class SimulatedScript:
     def _write(self) -> None:
         if not self._engine.completed and self._status == COMPLETED:
             self._status = NO_STEPS
-            self._engine.findings.add(NO_STEPS, f"the script came to its end {_WITHOUT}", _TRAINS, self._whole)
+            self._engine.findings.add(NO_STEPS, f"the script came to its end {WITHOUT_STEPS}", TRAIN, self._whole)
         elif self._status == COMPLETED and self._engine.find_idle(self._whole):
             self._status = NO_GPU
         memories = [*self._engine.listeners, *self._engine.others]

@@ -15,7 +15,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from hotloop.apps.simulate._torch import lifting_on_host
 from hotloop.apps.simulate.borrowed import Borrowed
-from hotloop.apps.simulate.by_hand import ByHand
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.conversions import Conversions
 from hotloop.apps.simulate.cuda import Cuda
@@ -37,6 +36,7 @@ from hotloop.apps.simulate.twins import Twins
 from hotloop.placement.sites import Site
 from hotloop.printing.text import size
 from hotloop.scripts.as_main import Enough
+from hotloop.scripts.training_steps import ByHand
 from hotloop.step.rounds import Rounds
 
 _VERDICTS = {"fits", "step_ms"}  # that a script gets which trained
