@@ -46,6 +46,7 @@ class Case:
     couples: bool = False  # the samples of a batch, so that it must be refused or warned of
     norm: bool = False  # batch normalisation, which is warned of
     sums: bool = False
+    told_of: tuple[str, ...] = ()  # columns that need a word: there the loss is more than a mean over the items
 
     def by_hand(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss as a plain loop computes it."""
@@ -521,7 +522,7 @@ CASES = (
     Case("Hugging Face, causal, padded, -100", padded, causal),
     Case("Hugging Face, masked, -100", padded, masked),
     Case("`(loss, count)`", sequences, Tokens, objective=counted),
-    Case("cross entropy + L2 of the weights", classified(ignored=0), objective=penalised),
+    Case("cross entropy + L2 of the weights", classified(ignored=0), objective=penalised, told_of=("evaluate",)),
     Case("named losses", regressed(), objective=several),
     Case("VAE", lambda: (numbers(ITEMS, 6), numbers(ITEMS, 4, seed=8)), Vae, objective=evidence),
     Case("focal", classified(), objective=focal),
@@ -683,7 +684,7 @@ CASES = (
     Case("Dice of each item", switches, objective=item_dice),
     Case("mixture density", regressed(), objective=mixture),
     Case("negatives of its own", classified(), objective=own_negatives),
-    Case("gradient penalty", classified(), objective=penalty_of_gradient),
+    Case("gradient penalty", classified(), objective=penalty_of_gradient, told_of=("evaluate",)),
     Case(
         "L1 of the activations",
         classified(),
