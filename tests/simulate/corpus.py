@@ -5,7 +5,7 @@ A script says it in the comments at its top, and marks the lines that it means (
     # why: the target stays on the CPU, which nll_loss refuses.    (broken and slow scripts)
     # twin: digits_argparse.py                                     (the healthy script that it differs from)
     # style: argparse, a main guard                                (healthy scripts)
-    # runs: cuda | cpu, slowly                                     (without this line: cpu)
+    # runs: cuda                                                   (without this line: on the CPU too)
     # steps: 6                                                     (of several optimizers: full rounds)
     # updates: 12                                                  (calls of step, where optimizers take turns)
     # expect: nothing                                              (no error and no warning)

@@ -15,22 +15,11 @@ from hypothesis import strategies as st
 
 from hotloop.cli import main
 
-from ..thorough import THOROUGH
 from ..warm import Warm
 from .corpus import SCRIPTS, Script, complaints, expectation, load, parse, scripts
 
 CORPUS = scripts()
-ALL = os.environ.get("HOTLOOP_TEST_CORPUS") == "all"
-
-# Enough to notice a broken simulation in every run of the tests; `test_findings.py` has all kinds of findings.
-# HOTLOOP_TEST_CORPUS=all simulates all scripts.
-SAMPLE = {
-    "healthy/allowed_mixes",
-    "healthy/gan_two_optimizers",
-    "broken/target_left_on_cpu",
-    "slow/item_every_step",
-    "slow/not_pinned",
-}
+ON_THE_CPU = [script for script in CORPUS if script.runs == "cpu"]
 
 # Runs scripts after one another in one process that has imported torch, each in a child of its own.
 REHEARSE = """
@@ -66,13 +55,6 @@ def named(script: Script) -> str:
     return script.name
 
 
-def on_the_cpu() -> list[Script]:
-    """Those of the sample; all of them where all is tried."""
-    if ALL or THOROUGH:
-        return [script for script in CORPUS if script.runs == "cpu" or (ALL and script.runs == "cpu, slowly")]
-    return [script for script in CORPUS if script.runs == "cpu" and script.name in SAMPLE]
-
-
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, Any]:
     """How often optimizers stepped in each script on the CPU, or how it failed."""
@@ -81,17 +63,10 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str,
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("torch"))  # torch's own, not the scripts'
     rehearse = tmp_path_factory.mktemp("rehearse") / "rehearse.py"
     rehearse.write_text(REHEARSE)
-    done = warm.run(rehearse, *(script.path for script in on_the_cpu()), cwd=folder, environment=environment)
+    done = warm.run(rehearse, *(script.path for script in ON_THE_CPU), cwd=folder, environment=environment)
     assert done.returncode == 0, done.stderr
     assert not list(folder.iterdir()), "the scripts leave nothing behind"
     return dict(json.loads(line) for line in done.stdout.splitlines())
-
-
-def test_there_are_many_scripts() -> None:
-    count = {kind: sum(script.kind == kind for script in CORPUS) for kind in ("healthy", "broken", "slow")}
-    assert count["healthy"] >= 45
-    assert count["broken"] >= 40
-    assert count["slow"] >= 15
 
 
 @pytest.mark.parametrize("script", CORPUS, ids=named)
@@ -101,7 +76,7 @@ def test_a_script_is_whole(script: Script) -> None:
     assert 15 <= len(text.splitlines()) <= 70
     assert script.about, "a healthy script has a style, another says why it is not"
     assert 0 < script.steps <= script.updates
-    assert script.runs in ("cpu", "cuda", "cpu, slowly")
+    assert script.runs in ("cpu", "cuda")
     findings = [each for each in script.expectations if each.part == "findings" and each.demand == "must"]
     waits = [each for each in script.expectations if each.part in ("syncs", "copies") and each.demand == "must"]
     assert bool(findings) == (script.kind == "broken")
@@ -124,12 +99,12 @@ def _code(path: Path) -> list[str]:
     return ast.unparse(ast.parse(path.read_text(encoding="utf-8"))).splitlines()
 
 
-@pytest.mark.parametrize("script", on_the_cpu(), ids=named)
+@pytest.mark.parametrize("script", ON_THE_CPU, ids=named)
 def test_a_script_runs_on_the_cpu_where_nothing_is_wrong_with_it(script: Script, rehearsed: dict[str, Any]) -> None:
     assert rehearsed[str(script.path)] == script.updates
 
 
-@pytest.mark.parametrize("script", [each for each in CORPUS if ALL or each.name in SAMPLE], ids=named)
+@pytest.mark.parametrize("script", CORPUS, ids=named)
 def test_a_simulation_finds_what_is_wrong_and_nothing_else(
     script: Script, simulator: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,10 +116,6 @@ def test_a_simulation_finds_what_is_wrong_and_nothing_else(
     printed = capsys.readouterr()
     assert printed.out.lstrip().startswith("{"), printed.err
     assert not complaints(script, json.loads(printed.out))
-
-
-def test_the_sample_is_of_the_corpus() -> None:
-    assert {script.name for script in CORPUS} >= SAMPLE
 
 
 # What follows tests the corpus's own words: a wrong expectation must not pass for a right one.

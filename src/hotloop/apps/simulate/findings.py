@@ -4,6 +4,7 @@ import re
 import sys
 import weakref
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -192,7 +193,9 @@ class Findings:
             return "left-on-cpu", as_buffer(attribute, made.place if made else None)
         if kind:
             return "left-on-cpu", f"move the model after it is complete: model.to({device})  # {path} came later"
-        if any(isinstance(f.f_locals.get("self"), Optimizer) for f in frames(sys._getframe(1))):
+        line = scene.frames[:1]  # below it a closure is the person's own code, not the optimizer's
+        running = [*takewhile(lambda frame: frame not in line, frames(sys._getframe(1))), *line]
+        if any(isinstance(frame.f_locals.get("self"), Optimizer) for frame in running):
             return "state-on-cpu", f"load the optimizer's state after model.to({device})"
         origin = self.origins.get(tensor)
         if origin is not None and _in_forward(origin.place, scene.frames):

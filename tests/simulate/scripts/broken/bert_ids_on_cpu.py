@@ -1,6 +1,5 @@
 # why: the token ids stay on the CPU, and the embedding table is on CUDA.
 # twin: bert_classifier.py
-# runs: cpu, slowly
 # steps: 3
 # expect: mixed-devices error at here
 

@@ -1,7 +1,7 @@
 # why: the series is made on the CPU and only the inputs are moved; mse_loss in the closure refuses the targets.
 # twin: lbfgs_closure.py
 # steps: 3
-# expect: mixed-devices error at here
+# expect: mixed-devices error at here, fix targets = targets.to(
 # expect: sync item or bool at step
 
 import torch

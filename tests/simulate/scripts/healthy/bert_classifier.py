@@ -1,5 +1,4 @@
 # style: a Hugging Face BERT with a tiny configuration and its own loss, no download
-# runs: cpu, slowly
 # steps: 3
 # expect: nothing
 

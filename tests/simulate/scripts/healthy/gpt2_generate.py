@@ -1,5 +1,4 @@
 # style: a Hugging Face GPT-2 with a tiny configuration, a linear schedule, generate at the end
-# runs: cpu, slowly
 # steps: 4
 # expect: nothing
 
