@@ -1,6 +1,5 @@
 """Scripts that are looked at in this process."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ import pytest
 import torch
 
 from hotloop.apps.doctor.edits import SourceText, applied
-from hotloop.apps.doctor.examined_script import ANSWER, ScriptRun, run
+from hotloop.apps.doctor.examined_script import ScriptRun, run
 from hotloop.apps.doctor.looking import LOOK
 from hotloop.apps.doctor.rules import RULES, Candidate, Script
 from hotloop.apps.doctor.seen import SeenScript
+from hotloop.scripts.exchange import Exchange
 
 
 @dataclass
@@ -52,8 +52,11 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptLook
 
     def call(text: str) -> Looked:
         (tmp_path / "train.py").write_text(dedent(text))
-        run(ScriptRun("train.py", (), False, seconds=0.0), tmp_path)
-        answer = json.loads((tmp_path / ANSWER).read_text())
+        exchange = Exchange(tmp_path)
+        exchange.ask(ScriptRun("train.py", (), False, seconds=0.0).to_json())
+        run(exchange)
+        answer = exchange.answered
+        assert answer is not None
         assert answer.get("error") is None
         return Looked(SeenScript.from_json(answer[LOOK]), dedent(text), str((tmp_path / "train.py").resolve()))
 

@@ -1,6 +1,5 @@
 """Unmodified scripts, run and ended: in this process, so that it is quick; `tests/cli` runs one in its own."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from hotloop.profiling.profile_record import Profile
 from hotloop.profiling.profiled_script import PROFILE, TRACE, ProfileRequest
 from hotloop.profiling.profiled_script import run as run_profiled
+from hotloop.scripts.exchange import Exchange
 
 HEAD = """
     import torch
@@ -47,12 +47,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
     def call(body: str, *arguments: str, steps: int = 3, warmup: int | None = 6, head: str = HEAD, **options):
         (tmp_path / "train.py").write_text(dedent(head) + dedent(body))
-        request = ProfileRequest(
-            options.get("target", "train.py"), arguments, str(tmp_path), steps, warmup, options.get("module", False)
-        )
-        code = run_profiled(request)
-        written = tmp_path / PROFILE
-        profile = Profile.from_json(json.loads(written.read_text())) if written.exists() else None
+        target, module, exchange = options.get("target", "train.py"), options.get("module", False), Exchange(tmp_path)
+        exchange.ask(ProfileRequest(target, arguments, steps, warmup, module).to_json())
+        code = run_profiled(exchange)
+        found = (exchange.answered or {}).get(PROFILE)
+        profile = None if found is None else Profile.from_json(found)
         return code, profile, *capfd.readouterr()
 
     return call

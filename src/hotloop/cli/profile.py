@@ -18,6 +18,7 @@ from hotloop.printing.text import printable
 if TYPE_CHECKING:
     from hotloop.profiling.profile_record import Profile
     from hotloop.scripts.children import Child
+    from hotloop.scripts.exchange import Exchange
 
 PROFILE_GRACE = 30.0  # seconds for a script to end once its profile is written
 FILES = {
@@ -94,37 +95,38 @@ def _profiled(
     as_json: bool,
 ) -> "tuple[Profile, bytes]":
     """Run the script in a process of its own; its output goes where it would go, or past the JSON to stderr."""
-    import json
-
     from hotloop.profiling.profile_record import Profile
-    from hotloop.profiling.profiled_script import FOLLOWED, INTERRUPTED, PROFILE, TRACE, ProfileRequest, ScriptDied
+    from hotloop.profiling.profiled_script import PROFILE, TRACE, ProfileRequest, ScriptDied
     from hotloop.scripts.children import Child
+    from hotloop.scripts.exchange import INTERRUPTED, Exchange
 
-    request = ProfileRequest(target, tuple(arguments), folder, *counts, module)
+    exchange = Exchange(Path(folder))
+    exchange.ask(ProfileRequest(target, tuple(arguments), *counts, module).to_json())
     # Without the lines that the profiler's own library writes at every start and stop.
     quiet = {"KINETO_LOG_LEVEL": "9", **os.environ}
-    with Child(request.command(), env=quiet, stdout=sys.stderr if as_json else None) as child:
-        code = _end_of(child, Path(folder, PROFILE))
-    if not Path(folder, PROFILE).exists():
+    command = exchange.command("hotloop.profiling.profiled_script")
+    with Child(command, env=quiet, stdout=sys.stderr if as_json else None) as child:
+        code = _end_of(child, exchange)
+    answer = exchange.answered
+    if answer is None:
         if code == -signal.SIGINT:  # Ctrl-C before the script had begun
             raise typer.Exit(INTERRUPTED)
-        if Path(folder, FOLLOWED).exists():
-            raise typer.Exit(code)
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         raise ScriptDied(
             f"the process that ran {printable(target)} {how} before its steps were profiled",
             fix="look for the cause in its output above",
         )
-    data = json.loads(Path(folder, PROFILE).read_text())
-    return Profile.from_json(data), Path(folder, TRACE).read_bytes()
+    if answer[PROFILE] is None:
+        raise typer.Exit(code)
+    return Profile.from_json(answer[PROFILE]), Path(folder, TRACE).read_bytes()
 
 
-def _end_of(child: "Child", written: Path) -> int:
+def _end_of(child: "Child", exchange: "Exchange") -> int:
     """Wait for the script. One that does not end though its profile is there is ended."""
-    interrupted, patience = False, PROFILE_GRACE
+    interrupted = False
     while True:
         try:
-            code = child.wait(1.0)
+            code = exchange.end(lambda: child.wait(1.0), grace=PROFILE_GRACE)
         except KeyboardInterrupt:
             if interrupted:
                 raise
@@ -133,9 +135,7 @@ def _end_of(child: "Child", written: Path) -> int:
             continue
         if code is not None:
             return code
-        patience -= written.exists()
-        if patience <= 0:
-            child.end(grace=PROFILE_GRACE)
+        child.end(grace=PROFILE_GRACE)
 
 
 def _with_ceilings(found: "Profile") -> "Profile":

@@ -3,23 +3,22 @@
 Run as a program (`python -m hotloop.profiling.profiled_script`), so that the script has a process of its own.
 """
 
-import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.errors import BadArgument, HotloopError
-from hotloop.files.whole import write_json, write_whole
+from hotloop.files.whole import write_whole
 from hotloop.printing.text import plural, printable
 from hotloop.profiling.profiler import Profiler
-from hotloop.scripts.as_main import interpreter, shown_without
+from hotloop.records import Record
+from hotloop.scripts.as_main import shown_without
+from hotloop.scripts.exchange import FAILED, INTERRUPTED, Exchange
 from hotloop.scripts.kept_files import FilesAside
 from hotloop.scripts.training_steps import TRAIN, WITHOUT_STEPS, ScriptSteps
 
-PROFILE, TRACE = "profile.json", "trace.json.gz"
-FOLLOWED = "followed"  # a file that is there once this program has said how the script ended
-FAILED, INTERRUPTED = 1, 130
+TRACE = "trace.json.gz"  # beside the answer
+PROFILE = "profile"  # of an answer; None where this program has said why there is none
 _OURS = tuple(str(Path(__file__).parents[1] / name) for name in ("profiling", "scripts"))  # not the script's frames
 
 
@@ -30,26 +29,21 @@ class ScriptDied(HotloopError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class ProfileRequest:
+class ProfileRequest(Record):
     """What is to be profiled."""
 
     target: str  # a file, or the name of a module
     arguments: tuple[str, ...]
-    folder: str  # where the profile and the trace are put
     steps: int
     warmup: int | None
     module: bool
-
-    def command(self) -> list[str]:
-        """The program that does it."""
-        return [*interpreter("hotloop.profiling.profiled_script"), json.dumps(asdict(self))]
 
 
 class ProfiledScript:
     """A script that is being profiled."""
 
-    def __init__(self, request: ProfileRequest) -> None:
-        self._request = request
+    def __init__(self, request: ProfileRequest, exchange: Exchange) -> None:
+        self._request, self._exchange = request, exchange
         self._script = ScriptSteps(self._stepped, _tell)
         self._profiler = Profiler(
             steps=request.steps, warmup=request.warmup, name=Path(request.target).name, tell=_tell
@@ -80,10 +74,9 @@ class ProfiledScript:
         return self._profiler.done
 
     def _write(self) -> None:
-        folder = Path(self._request.folder)
         profile = self._profiler.profile
-        write_whole(folder / TRACE, self._profiler.trace)
-        write_json(folder / PROFILE, profile.to_json())
+        write_whole(self._exchange.folder / TRACE, self._profiler.trace)
+        self._exchange.answer({PROFILE: profile.to_json()})
 
     def _too_short(self, ending: BaseException | None) -> BadArgument:
         how = f"ended itself with {ending.code!r}" if isinstance(ending, SystemExit) else "came to its end"
@@ -111,22 +104,18 @@ def _tell(what: str) -> None:
     print(f"hotloop: {what}", file=sys.stderr, flush=True)
 
 
-def run(request: ProfileRequest) -> int:
+def run(exchange: Exchange) -> int:
     """Run the script; the exit code of the program."""
     try:
-        code = ProfiledScript(request).run()
+        code = ProfiledScript(ProfileRequest.from_json(exchange.request), exchange).run()
     except HotloopError as error:
         _tell(str(error))
         code = error.exit_code
-    Path(request.folder, FOLLOWED).touch()
+    if exchange.answered is None:
+        exchange.answer({PROFILE: None})
     return code
 
 
-def main(arguments: Sequence[str]) -> int:
-    data = json.loads(arguments[0])
-    FilesAside().install(setattr)  # until the process ends: what is run at exit saves too
-    return run(ProfileRequest(**{**data, "arguments": tuple(data["arguments"])}))
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    FilesAside().install(setattr)  # until the process ends: what is run at exit saves too
+    sys.exit(run(Exchange(Path(sys.argv[1]))))

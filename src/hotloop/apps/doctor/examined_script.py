@@ -3,10 +3,8 @@
 Run as a program (`python -m hotloop.apps.doctor.examined_script`), so that each turn has a process of its own.
 """
 
-import json
 import random
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +13,12 @@ import torch
 
 from hotloop.apps.doctor.looking import ScriptLook
 from hotloop.apps.doctor.timing import TimedEvaluation, TimedSteps
-from hotloop.files.whole import write_json
 from hotloop.records import Record
 from hotloop.scripts.as_main import shown_without
+from hotloop.scripts.exchange import FAILED, INTERRUPTED, Exchange
 from hotloop.scripts.kept_files import FilesAside
 from hotloop.scripts.training_steps import ScriptSteps
 
-ANSWER, ASKED = "answer.json", "request.json"
-FAILED, INTERRUPTED = 1, 130
 SEED = 0  # so that two turns of a script that sets no seed can be compared
 _HERE = str(Path(__file__).parents[2])
 
@@ -41,23 +37,16 @@ class ScriptRun(Record):
     limit: float = 600.0  # seconds until the run is ended
     sources: dict[str, str] | None = None  # what files hold in this run, by their paths
 
-    @classmethod
-    def read(cls, folder: Path) -> "ScriptRun":
-        return cls.from_json(json.loads((folder / ASKED).read_text()))
 
-    def write(self, folder: Path) -> None:
-        """Write it to where the program reads it and puts its answer."""
-        write_json(folder / ASKED, self.to_json())
-
-
-def run(request: ScriptRun, folder: Path) -> int:
+def run(exchange: Exchange) -> int:
     """Run the script and write the answer; the exit code of the program."""
+    request = ScriptRun.from_json(exchange.request)
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
 
     def tell() -> None:
-        write_json(folder / ANSWER, watch.answer(has_ended=False))
+        exchange.answer(watch.answer(has_ended=False))
 
     def stepped() -> bool:
         """The answer is written first: what the script does once it is told to end is its own affair."""
@@ -83,7 +72,7 @@ def run(request: ScriptRun, folder: Path) -> int:
     error = _error(ending)
     if not script.is_ended:
         answer = watch.answer(has_ended=True)
-        write_json(folder / ANSWER, {**answer, "error": error or answer.get("error")})
+        exchange.answer({**answer, "error": error or answer.get("error")})
     return INTERRUPTED if isinstance(ending, KeyboardInterrupt) else FAILED if error else 0
 
 
@@ -102,11 +91,10 @@ def _silent(words: str) -> None:
     """The person sees what all turns say, not each."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    folder = Path(arguments[0])
+def main(exchange: Exchange) -> int:
     FilesAside().install(setattr)  # until the process ends: what is run at exit saves too
-    return run(ScriptRun.read(folder), folder)
+    return run(exchange)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(Exchange(Path(sys.argv[1]))))

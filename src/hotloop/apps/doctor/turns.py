@@ -1,6 +1,5 @@
 """`Turns`: runs of a script one after another, each in a process of its own that has torch from the start."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, Self
 
 from hotloop._torch import is_fork_without_cuda, load_compiler
-from hotloop.apps.doctor.examined_script import ANSWER, ScriptRun
+from hotloop.apps.doctor.examined_script import ScriptRun
 from hotloop.apps.doctor.examined_script import main as run_script
 from hotloop.printing.text import duration, printable
 from hotloop.scripts.as_main import interpreter
 from hotloop.scripts.children import KILL, Child, signal_group
+from hotloop.scripts.exchange import Exchange
 
 FORKS = hasattr(os, "fork") and sys.platform != "darwin"  # where a process that has torch may be forked
 SHOWN = 30  # lines of a failed script's output
@@ -53,16 +53,13 @@ class Turns:
     def run(self, request: ScriptRun) -> dict[str, Any]:
         """What a run of the script answered. Its `error` is in words, and the end of its output in `output`."""
         with tempfile.TemporaryDirectory(dir=self._folder) as place:
-            folder = Path(place)
-            request.write(folder)
-            code = self._forked(folder)
+            exchange = Exchange(Path(place))
+            exchange.ask(request.to_json())
+            code = self._forked(exchange)
             if code is None:
-                code = _started(folder)
-            if (folder / ANSWER).exists():
-                answer: dict[str, Any] = json.loads((folder / ANSWER).read_text())
-            else:
-                answer = {"error": _ending(code, request.limit)}
-            lines = (folder / "output").read_text(errors="replace").splitlines()[-SHOWN:]
+                code = _started(exchange)
+            answer = exchange.answered or {"error": _ending(code, request.limit)}
+            lines = (exchange.folder / "output").read_text(errors="replace").splitlines()[-SHOWN:]
             return {**answer, "output": [printable(line) for line in lines]}
 
     def _begin(self, stack: ExitStack) -> None:
@@ -75,13 +72,13 @@ class Turns:
             command = interpreter("hotloop.apps.doctor.turns")
             stack.enter_context(Child(command, stdin=theirs, stdout=ours, env=_environment()))
 
-    def _forked(self, folder: Path) -> int | None:
+    def _forked(self, exchange: Exchange) -> int | None:
         """How a fork ended; None where there can be none, now and from now on."""
         if self._asked is None or self._told is None:
             return None
         said = ""
         with suppress(BrokenPipeError):  # the process that forks is gone
-            os.write(self._asked, f"{folder}\n".encode())
+            os.write(self._asked, f"{exchange.folder}\n".encode())
             said = self._told.readline()
         if not said or int(said) == WITHOUT_CUDA:
             self._asked = None
@@ -99,26 +96,17 @@ def _environment() -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **os.environ}
 
 
-def _started(folder: Path) -> int:
+def _started(exchange: Exchange) -> int:
     """A process of its own from the beginning."""
-    with (folder / "output").open("wb") as said:
-        command = [*interpreter("hotloop.apps.doctor.examined_script"), str(folder)]
+    with (exchange.folder / "output").open("wb") as said:
+        command = exchange.command("hotloop.apps.doctor.examined_script")
         with Child(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as child:
-            code = _end_of(folder, lambda: child.wait(PAUSE))
+            code = _end_of(exchange, lambda: child.wait(PAUSE))
             return -KILL if code is None else code
 
 
-def _end_of(folder: Path, wait: Callable[[], int | None]) -> int | None:
-    """How a run ends; None where it must be ended: it takes too long, or does not end though it has answered."""
-    limit = ScriptRun.read(folder).limit
-    begun, answered = time.monotonic(), None
-    while (code := wait()) is None:
-        now = time.monotonic()
-        if answered is None and (folder / ANSWER).exists():
-            answered = now
-        if now - begun > limit or (answered is not None and now - answered > GRACE):
-            return None
-    return code
+def _end_of(exchange: Exchange, wait: Callable[[], int | None]) -> int | None:
+    return exchange.end(wait, limit=exchange.request["limit"], grace=GRACE)
 
 
 # In the process that forks
@@ -130,13 +118,13 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, which ends this one
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
-        folder = Path(line.rstrip("\n"))
+        exchange = Exchange(Path(line.rstrip("\n")))
         child = os.fork()
         if not child:
             answers.close()
-            _become(folder)
+            _become(exchange)
         signal.signal(signal.SIGTERM, partial(_leave, child))
-        code = _end_of(folder, partial(_ended, child))
+        code = _end_of(exchange, partial(_ended, child))
         signal_group(child, KILL)  # also what it started and left behind
         if code is None:
             os.waitpid(child, 0)
@@ -158,16 +146,16 @@ def _leave(child: int, *_: object) -> None:
     os._exit(128 + signal.SIGTERM)
 
 
-def _become(folder: Path) -> NoReturn:
+def _become(exchange: Exchange) -> NoReturn:
     """Run the script in this process, which ends as any other does: its clean-up runs."""
     os.setsid()
     if is_fork_without_cuda():
         os._exit(WITHOUT_CUDA)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    said = os.open(folder / "output", os.O_WRONLY | os.O_CREAT, 0o600)
+    said = os.open(exchange.folder / "output", os.O_WRONLY | os.O_CREAT, 0o600)
     for stream, number in ((os.open(os.devnull, os.O_RDONLY), 0), (said, 1), (said, 2)):
         os.dup2(stream, number)
-    sys.exit(run_script([str(folder)]))
+    sys.exit(run_script(exchange))
 
 
 if __name__ == "__main__":

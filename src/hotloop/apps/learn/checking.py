@@ -1,7 +1,6 @@
 """A learner's file is run and judged: in a process group of its own, within a time, within a memory."""
 
 import ast
-import json
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL
+from typing import Any
 
 import psutil
 
@@ -21,12 +21,13 @@ from hotloop.errors import BadArgument, HotloopError
 from hotloop.printing import markup
 from hotloop.printing.text import duration, printable, size
 from hotloop.records import Record
-from hotloop.scripts.as_main import interpreter
 from hotloop.scripts.children import Child
+from hotloop.scripts.exchange import Exchange
 
 TIME = 60.0  # seconds
 MEMORY = 4 << 30  # bytes in memory, of the file's process and all that it started
 LOOK = 0.05  # seconds between two looks at its memory
+TRACE = "trace"  # where the process writes at which line it is
 ANSWER = 0.5  # seconds for the process to say at which line it is
 
 
@@ -76,17 +77,17 @@ def check(chosen: Exercise, file: Path, *, limit: float = TIME, memory: int = ME
     except (SyntaxError, ValueError) as error:  # the latter: a zero byte
         return _failed(chosen, _syntax(error, source))
     with tempfile.TemporaryDirectory(prefix="hotloop-learn-", ignore_cleanup_errors=True) as folder:
-        result, trace, said = (Path(folder, name) for name in (".result", ".trace", ".stderr"))
-        command = [*interpreter("hotloop.apps.learn.child"), str(file.resolve()), str(chosen.lesson), result, trace]
+        exchange, said = Exchange(Path(folder)), Path(folder, "stderr")
+        exchange.ask({"file": str(file.resolve()), "lesson": chosen.lesson})
         cwd = Path(folder, "work")
         cwd.mkdir()
         with said.open("w", encoding="utf-8") as stderr:
             streams = {"stdin": DEVNULL, "stdout": DEVNULL, "stderr": stderr}
-            with Child([str(word) for word in command], grace=0.0, cwd=cwd, **streams) as child:
+            with Child(exchange.command("hotloop.apps.learn.child"), grace=0.0, cwd=cwd, **streams) as child:
                 code, why = _watched(child, limit, memory)
                 if why:
-                    return _failed(chosen, f"{why}{_line(child.pid, trace, file)}")
-        return _read(chosen, result, code, said)
+                    return _failed(chosen, f"{why}{_line(child.pid, exchange.folder / TRACE, file)}")
+        return _read(chosen, exchange.answered, code, said)
 
 
 def _source(file: Path, chosen: Exercise) -> str:
@@ -150,10 +151,8 @@ def _failed(chosen: Exercise, hint: str) -> Result:
     return Result(chosen.lesson, (CheckVerdict(RUNS, False, hint),), "", "")
 
 
-def _read(chosen: Exercise, result: Path, code: int | None, said: Path) -> Result:
-    try:
-        data = json.loads(result.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+def _read(chosen: Exercise, data: dict[str, Any] | None, code: int | None, said: Path) -> Result:
+    if data is None:
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         last = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         told = f": {printable(last[0])}" if last else ""

@@ -1,4 +1,4 @@
-"""Runs a learner's file and judges it, in a process: `python -m hotloop.apps.learn.child FILE LESSON RESULT TRACE`."""
+"""Runs a learner's file and judges it, in a process: `python -m hotloop.apps.learn.child FOLDER`."""
 
 import faulthandler
 import importlib.util
@@ -16,25 +16,25 @@ from typing import TextIO
 
 import torch
 
-from hotloop.apps.learn.checking import Result
+from hotloop.apps.learn.checking import TRACE, Result
 from hotloop.apps.learn.exercise import exercise
 from hotloop.apps.learn.judging import Ran, judge
 from hotloop.apps.learn.lab import gpu
 from hotloop.errors import HotloopError
-from hotloop.files.whole import write_json
 from hotloop.scripts.as_main import run_as_main
+from hotloop.scripts.exchange import Exchange
 
 LONGEST_OUTPUT = 20_000  # characters of its output that are kept
 
 
 def main() -> None:
-    file, number, result, trace = sys.argv[1:]
-    _tell_where_on_request(Path(trace).open("w", encoding="utf-8"))  # noqa: SIM115  # open as long as this process
+    exchange = Exchange(Path(sys.argv[1]))
+    _tell_where_on_request((exchange.folder / TRACE).open("w", encoding="utf-8"))
     try:
-        data = judged(Path(file), int(number)).to_json()
+        data = judged(Path(exchange.request["file"]), exchange.request["lesson"]).to_json()
     except HotloopError as error:
         data = {"cannot": error.what, "fix": error.fix}
-    write_json(Path(result), data)
+    exchange.answer(data)
     sys.stdout.flush()
     os._exit(0)  # threads and handlers of the file do not hold up the answer
 

@@ -25,6 +25,7 @@ from hotloop.files.whole import write_json
 from hotloop.printing.text import plural, printable
 from hotloop.scripts.as_main import interpreter
 from hotloop.scripts.children import Child
+from hotloop.scripts.exchange import Exchange
 
 LONGEST = 1_000_000  # seconds of a time limit; timers cannot take any number
 MOST_GPUS = 16
@@ -101,25 +102,23 @@ class Simulator:
             raise BadArgument(f"gpus={gpus}", fix=f"give 1 to {MOST_GPUS}")
         if batch is not None:
             batch.check(script)
-        with tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
-            request = Request(
-                script=str(script),
-                arguments=tuple(arguments),
-                card=card.to_json(),
-                result=str(Path(folder, "simulation.json")),
-                steps=steps,
-                time_limit=time_limit,
-                memory_limit=memory_limit,
-                listeners=tuple(listeners),
-                batch=batch,
-                variant=variant,
-                gpus=gpus,
-                kept={} if like is None else {DATA: like.data_ms / 1e3, WORK: like.work_ms / 1e3},
-                workers=0 if like is None else like.workers,
-                host=_host_at_hand() if TIME in listeners else None,
-                silent=silent,
-            )
-            return self._to_its_steps(request)
+        request = Request(
+            script=str(script),
+            arguments=tuple(arguments),
+            card=card.to_json(),
+            steps=steps,
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+            listeners=tuple(listeners),
+            batch=batch,
+            variant=variant,
+            gpus=gpus,
+            kept={} if like is None else {DATA: like.data_ms / 1e3, WORK: like.work_ms / 1e3},
+            workers=0 if like is None else like.workers,
+            host=_host_at_hand() if TIME in listeners else None,
+            silent=silent,
+        )
+        return self._to_its_steps(request)
 
     def _to_its_steps(self, request: Request) -> Simulation:
         """Where a branch on an invented number ended the script before its memory is known, it goes the other way."""
@@ -133,7 +132,10 @@ class Simulator:
             if line in request.turned:
                 break
             request = replace(request, turned=(*request.turned, line), silent=True)
-            other = self._with_short_loops(request)
+            try:
+                other = self._with_short_loops(request)
+            except CannotSimulate:  # the other way takes the process with it
+                break
             if other.completed <= found.completed:
                 break
             made = f"after {found.completed} of {plural(found.steps, 'step')}"
@@ -155,10 +157,13 @@ class Simulator:
         return self._ask(replace(request, whole=True))
 
     def _ask(self, request: Request) -> Simulation:
-        with suppress(BrokenPipeError):  # then there is no answer either, which is told
-            self._requests.write(json.dumps(request.to_json()) + "\n")
-            self._requests.flush()
-        return _read(Path(request.result), self._hear()["code"], Path(request.script))
+        with tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
+            exchange = Exchange(Path(folder))
+            exchange.ask(request.to_json())
+            with suppress(BrokenPipeError):  # then there is no answer either, which is told
+                self._requests.write(f"{folder}\n")
+                self._requests.flush()
+            return _read(exchange, self._hear()["code"], Path(request.script))
 
     def _hear(self) -> dict[str, Any]:
         line = self._answers.readline()
@@ -225,9 +230,9 @@ def simulate_script(
         return simulator.run(script, arguments, card, steps=steps, time_limit=time_limit, listeners=listeners)
 
 
-def _read(result: Path, code: int | None, script: Path) -> Simulation:
-    with suppress(OSError, ValueError):
-        return Simulation.from_json(json.loads(result.read_text()))
+def _read(exchange: Exchange, code: int | None, script: Path) -> Simulation:
+    if (answer := exchange.answered) is not None:
+        return Simulation.from_json(answer)
     name = printable(script.name)
     if code is None:
         raise CannotSimulate(f"{name} did not end within its time", fix="give it more time, or fewer steps")

@@ -30,10 +30,10 @@ from hotloop.apps.simulate.simulation_record import (
 )
 from hotloop.apps.simulate.values import Spinning
 from hotloop.apps.simulate.variants import change_of
-from hotloop.files.whole import write_json
 from hotloop.placement.sites import Site
 from hotloop.printing.text import plural
 from hotloop.scripts.as_main import Enough, quiet_threads, run_as_main, shown_without
+from hotloop.scripts.exchange import Exchange
 from hotloop.scripts.training_steps import TRAIN, WITHOUT_STEPS
 
 _OURS, _FAKE = str(Path(__file__).parent), fake_files()
@@ -54,8 +54,8 @@ class TimeUp(BaseException):
 class SimulatedScript:
     """A script that is being simulated."""
 
-    def __init__(self, request: Request, engine: Engine, samples: Samples) -> None:
-        self._request = request
+    def __init__(self, request: Request, exchange: Exchange, engine: Engine, samples: Samples) -> None:
+        self._request, self._exchange = request, exchange
         self._engine = engine
         self._samples = samples
         self._change = change_of(request.variant)
@@ -207,7 +207,7 @@ class SimulatedScript:
         seen = self._engine.result(self._folder, self._notes, self._status).to_json()
         changed = self._request.variant if self._change.made else None
         told = {"batch": self._batch().to_json(), "variant": changed, "error": self._error}
-        write_json(Path(self._request.result), {**seen, **told})
+        self._exchange.answer({**seen, **told})
 
 
 def _time_up(_signal: int, _frame: Any) -> None:

@@ -1,8 +1,8 @@
 """The process in which scripts run on simulated GPUs: torch is imported once, and each script gets a fork of it.
 
 A program: `python -m hotloop.apps.simulate.simulation_child SHIM REQUESTS REPLIES`, where the latter two are open
-pipes. Each line of the first is a `Request`; each is answered by a line with how its process ended. Nothing here may
-import torch before the shim is loaded.
+pipes. Each line of the first is the folder of an `Exchange`; each is answered by a line with how its process ended.
+Nothing here may import torch before the shim is loaded.
 """
 
 import gc
@@ -24,6 +24,7 @@ from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.shim import CannotSimulate, install, load
 from hotloop.apps.simulate.simulation_record import Request
 from hotloop.scripts.children import end_group, unwound_by_signals
+from hotloop.scripts.exchange import Exchange
 
 GRACE = 15.0  # seconds beside the time limit in which a script may end itself
 ENDING = 1.0  # seconds from SIGTERM to SIGKILL, for a script and all it started
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         _answer(answers, {"ready": True})
         with unwound_by_signals():
             for line in _lines(requests):
-                _answer(answers, {"code": _serve(Request.from_json(json.loads(line)), requests, replies)})
+                _answer(answers, {"code": _serve(Exchange(Path(line.rstrip("\n"))), requests, replies)})
     return 0
 
 
@@ -64,12 +65,13 @@ def _read_ahead() -> None:
     gc.freeze()
 
 
-def _serve(request: Request, requests: int, replies: int) -> int | None:
+def _serve(exchange: Exchange, requests: int, replies: int) -> int | None:
     """Run a script in a fork; its exit code, negative for a signal, None where it took too long."""
+    request = Request.from_json(exchange.request)
     runner = _Runner(os.fork())
     if not runner.pid:
         os.setpgid(0, 0)
-        _become(request, requests, replies)
+        _become(request, exchange, requests, replies)
     with suppress(OSError):  # whichever of the two comes first
         os.setpgid(runner.pid, runner.pid)
     try:
@@ -99,7 +101,7 @@ class _Runner:
         return True
 
 
-def _become(request: Request, requests: int, replies: int) -> None:
+def _become(request: Request, exchange: Exchange, requests: int, replies: int) -> None:
     """Be the script's process, to its end: exit handlers of the one that forked are not ours to run."""
     code = 1
     try:
@@ -126,7 +128,7 @@ def _become(request: Request, requests: int, replies: int) -> None:
         engine.gpu.values.branches.turned.update(request.turned)
         engine.evaluations.known.update(request.shortened)
         engine.evaluations.whole = request.whole
-        SimulatedScript(request, engine, samples).run()
+        SimulatedScript(request, exchange, engine, samples).run()
         code = 0
     except BaseException:  # noqa: BLE001
         import traceback  # noqa: PLC0415

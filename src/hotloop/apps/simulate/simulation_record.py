@@ -11,12 +11,11 @@ from hotloop.records import Record
 
 @dataclass(frozen=True)
 class Request(Record):
-    """A script, a card, and where the result goes."""
+    """A script and a card."""
 
     script: str
     arguments: tuple[str, ...]
     card: dict[str, Any]
-    result: str  # the file for the result
     steps: int = 3
     time_limit: float = 120.0
     memory_limit: int | None = None  # bytes of host memory
