@@ -3,14 +3,13 @@
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -26,13 +25,14 @@ from hotloop.printing.text import plural, printable
 from hotloop.scripts.as_main import interpreter
 from hotloop.scripts.children import Child
 from hotloop.scripts.exchange import Exchange
+from hotloop.scripts.forks import Forks
 
 LONGEST = 1_000_000  # seconds of a time limit; timers cannot take any number
 MOST_GPUS = 16
 TIME = "hotloop.apps.simulate.timeline:Time"
 MEASURING = 60.0  # seconds that the host's cost may take to measure
 TURNS = 3  # branches that are turned, at most
-ENDING = 5.0  # seconds for the child to end its script and itself
+TIME_GRACE = 15.0  # seconds beside the time limit in which a script may end itself
 
 
 class Simulator:
@@ -48,29 +48,20 @@ class Simulator:
         self._short: dict[tuple[str, tuple[str, ...]], set[tuple[str, int]] | None] = {}  # loops, by script and argv
 
     def __enter__(self) -> Self:
-        built = library()
-        theirs, requests = os.pipe()
-        answers, ours = os.pipe()
-        command = [*interpreter("hotloop.apps.simulate.simulation_child"), str(built), str(theirs), str(ours)]
-        with ExitStack() as stack:  # left at once if something fails on the way
-            self._answers = stack.enter_context(os.fdopen(answers, encoding="utf-8"))
-            self._requests = os.fdopen(requests, "w", encoding="utf-8")
-            stack.callback(self._ask_no_more)
-            with os.fdopen(theirs), os.fdopen(ours, "w"):  # not ours any more, once the child has them
-                child = Child(command, pass_fds=(theirs, ours), stdout=self._stdout, stderr=self._stderr)
-                stack.enter_context(child)
-            self._hear()
-            stack.callback(child.wait, ENDING)
-            stack.callback(self._ask_no_more)  # it ends the script that it runs, and itself
+        start = partial(Child, stdout=self._stdout, stderr=self._stderr)
+        forks = Forks("hotloop.apps.simulate.simulation_child", str(library()), start=start)
+        with ExitStack() as stack:  # left at once if it cannot begin
+            self._forks = stack.enter_context(forks)
+            words = self._forks.begun()
+            if words is None:
+                raise CannotSimulate("the process of the simulated GPU ended", fix="its output says why")
+            if "error" in words:
+                raise CannotSimulate(words["error"], fix=words["fix"])
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def _ask_no_more(self) -> None:
-        with suppress(BrokenPipeError):
-            self._requests.close()
 
     def run(
         self,
@@ -157,22 +148,13 @@ class Simulator:
         return self._ask(replace(request, whole=True))
 
     def _ask(self, request: Request) -> Simulation:
-        with tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
+        with tempfile.TemporaryDirectory(dir=self._forks.folder) as folder:
             exchange = Exchange(Path(folder))
             exchange.ask(request.to_json())
-            with suppress(BrokenPipeError):  # then there is no answer either, which is told
-                self._requests.write(f"{folder}\n")
-                self._requests.flush()
-            return _read(exchange, self._hear()["code"], Path(request.script))
-
-    def _hear(self) -> dict[str, Any]:
-        line = self._answers.readline()
-        if not line:
-            raise CannotSimulate("the process of the simulated GPU ended", fix="its output says why")
-        words: dict[str, Any] = json.loads(line)
-        if "error" in words:
-            raise CannotSimulate(words["error"], fix=words["fix"])
-        return words
+            ended = self._forks.run(exchange, limit=request.time_limit + TIME_GRACE)
+            if ended is None:
+                raise CannotSimulate("the process of the simulated GPU ended", fix="its output says why")
+            return _read(exchange, ended["code"], Path(request.script))
 
 
 @cache

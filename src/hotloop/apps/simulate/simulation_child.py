@@ -1,56 +1,43 @@
 """The process in which scripts run on simulated GPUs: torch is imported once, and each script gets a fork of it.
 
-A program: `python -m hotloop.apps.simulate.simulation_child SHIM REQUESTS REPLIES`, where the latter two are open
-pipes. Each line of the first is the folder of an `Exchange`; each is answered by a line with how its process ended.
-Nothing here may import torch before the shim is loaded.
+A program: `python -m hotloop.apps.simulate.simulation_child SHIM FOLDER`, started by `Forks`. Nothing here may import
+torch before the shim is loaded.
 """
 
 import gc
 import importlib
-import json
-import math
 import os
 import resource
-import select
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.shim import CannotSimulate, install, load
 from hotloop.apps.simulate.simulation_record import Request
-from hotloop.scripts.children import end_group, unwound_by_signals
 from hotloop.scripts.exchange import Exchange
+from hotloop.scripts.forks import serve
 
-GRACE = 15.0  # seconds beside the time limit in which a script may end itself
-ENDING = 1.0  # seconds from SIGTERM to SIGKILL, for a script and all it started
-PAUSE = 0.02
 # Imported for every run.
 _AHEAD = tuple(f"hotloop.apps.simulate.{name}" for name in ("script", "simulation", "memory", "timeline"))
 
 
 def main(arguments: Sequence[str]) -> int:
-    built, requests, replies = arguments[0], int(arguments[1]), int(arguments[2])
-    with suppress(BrokenPipeError), open(replies, "w", encoding="utf-8", closefd=True) as answers:  # a pipe
-        try:
-            install(load(Path(built)))
-            from hotloop.apps.simulate._torch import Shapes  # noqa: PLC0415
+    built, folder = map(Path, arguments)
+    try:
+        install(load(built))
+        from hotloop.apps.simulate._torch import Shapes  # noqa: PLC0415
 
-            Shapes()  # and what this imports when it is first made
-            for module in _AHEAD:
-                importlib.import_module(module)
-            _read_ahead()
-        except CannotSimulate as error:
-            _answer(answers, {"error": error.what, "fix": error.fix})
-            return error.exit_code
-        _answer(answers, {"ready": True})
-        with unwound_by_signals():
-            for line in _lines(requests):
-                _answer(answers, {"code": _serve(Exchange(Path(line.rstrip("\n"))), requests, replies)})
+        Shapes()  # and what this imports when it is first made
+        for module in _AHEAD:
+            importlib.import_module(module)
+        _read_ahead()
+    except CannotSimulate as error:
+        Exchange(folder).answer({"error": error.what, "fix": error.fix})
+        return error.exit_code
+    serve(folder, _become)
     return 0
 
 
@@ -65,50 +52,11 @@ def _read_ahead() -> None:
     gc.freeze()
 
 
-def _serve(exchange: Exchange, requests: int, replies: int) -> int | None:
-    """Run a script in a fork; its exit code, negative for a signal, None where it took too long."""
-    request = Request.from_json(exchange.request)
-    runner = _Runner(os.fork())
-    if not runner.pid:
-        os.setpgid(0, 0)
-        _become(request, exchange, requests, replies)
-    with suppress(OSError):  # whichever of the two comes first
-        os.setpgid(runner.pid, runner.pid)
-    try:
-        runner.ends_within(request.time_limit + GRACE, unless=[requests])
-        return runner.code
-    finally:
-        end_group(runner.pid, runner.ends_within, ENDING)
-        runner.ends_within(math.inf)
-
-
-class _Runner:
-    """A script's process. It leads a group of its own, so that what it starts ends with it and this process goes on."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.code: int | None = None
-
-    def ends_within(self, seconds: float, unless: Sequence[int] = ()) -> bool:
-        """Wait for its end, unless one of these pipes can be read: only the end of whoever asked makes that so."""
-        deadline = time.monotonic() + seconds
-        while self.code is None:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            if done:
-                self.code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() >= deadline or select.select(unless, [], [], PAUSE)[0]:
-                return False
-        return True
-
-
-def _become(request: Request, exchange: Exchange, requests: int, replies: int) -> None:
+def _become(exchange: Exchange) -> NoReturn:
     """Be the script's process, to its end: exit handlers of the one that forked are not ours to run."""
     code = 1
     try:
-        os.close(requests)
-        os.close(replies)
-        for ending in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(ending, signal.SIG_DFL)
+        request = Request.from_json(exchange.request)
         _limit_memory(request.memory_limit)
         if request.silent:
             _silence()
@@ -146,16 +94,6 @@ def _silence() -> None:
     for output in (1, 2):
         os.dup2(nowhere, output)
     os.close(nowhere)
-
-
-def _lines(pipe: int) -> Any:
-    with open(pipe, encoding="utf-8", closefd=False) as lines:
-        yield from iter(lines.readline, "")
-
-
-def _answer(pipe: Any, words: dict[str, Any]) -> None:
-    pipe.write(json.dumps(words) + "\n")
-    pipe.flush()
 
 
 def _limit_memory(limit: int | None) -> None:
