@@ -1,6 +1,5 @@
 """Scripts in processes of their own: run as Python would, ended in time, told as they ended."""
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.apps.simulate.cards import card
-from hotloop.apps.simulate.running import simulate_script
 from hotloop.errors import BadArgument
 from hotloop.step.rounds import Rounds
 
 from ..processes import gone
-from .conftest import CARD, ENGINE
+from .conftest import CARD
 
 RTX = card("rtx4090")
 MEMORY = ("hotloop.apps.simulate.memory:MemoryListener",)
@@ -262,13 +260,6 @@ print("loaded")
     ran = run(LOOP + body)
     assert (ran.out, ran.result.error) == ("loaded\n", None)
     assert path.read_bytes() == b"weeks of training"
-
-
-def test_one_script_in_one_call(simulator, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    monkeypatch.setattr("hotloop.apps.simulate.running.Simulator", lambda **_: nullcontext(simulator))
-    result = simulate_script(ENGINE / "arguments.py", ["--batch", "5"], CARD, steps=1)
-    assert (result.completed, result.error) == (1, None)
-    assert "batch 5" not in capfd.readouterr().err
 
 
 def test_arguments_that_cannot_be_meant(simulator, tmp_path: Path) -> None:

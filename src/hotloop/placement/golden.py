@@ -56,8 +56,10 @@ def _watching(model: nn.Module | None) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Origin:
-    verb: str  # "made" or "moved"
+class Origin:
+    """Where a tensor comes from."""
+
+    verb: str  # made, or moved between devices
     site: Site
 
 
@@ -66,15 +68,15 @@ class _Origins:
 
     def __init__(self) -> None:
         self._known = WeakIdKeyDictionary()
-        self._swapped: dict[int, tuple[Tensor, _Origin]] = {}  # of parameters that a module has moved, which are held
+        self._swapped: dict[int, tuple[Tensor, Origin]] = {}  # of parameters that a module has moved, which are held
 
-    def note(self, tensor: Tensor, origin: _Origin) -> None:
+    def note(self, tensor: Tensor, origin: Origin) -> None:
         self._swapped.pop(id(tensor), None)
         self._known[tensor] = origin
 
-    def get(self, tensor: Tensor) -> _Origin | None:
+    def get(self, tensor: Tensor) -> Origin | None:
         swapped = self._swapped.get(id(tensor))
-        found: _Origin | None = self._known.get(tensor) if swapped is None else swapped[1]
+        found: Origin | None = self._known.get(tensor) if swapped is None else swapped[1]
         return found
 
     def let_swap(self, before: Tensor, after: Tensor) -> None:
@@ -134,7 +136,7 @@ class _Watch(TorchFunctionMode):
             given = next((a for a in args if isinstance(a, Tensor)), None)
             crossed = name == "__set__" or (given is not None and given.device != tensor.device)
             if crossed or self._origins.get(tensor) is None:
-                self._origins.note(tensor, _Origin("moved" if crossed else "made", site))
+                self._origins.note(tensor, Origin("moved" if crossed else "made", site))
 
     def _explain(
         self, error: Exception, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -169,13 +171,17 @@ class Scene:
         return "\n".join([*lines, f"  at {site_of(self.frames[0])}"] if self.frames else lines)
 
     def describe(self, arg: str, tensor: Tensor) -> Iterator[str]:
+        yield self.named(arg, tensor)
+        origin = self.origins.get(tensor)
+        yield (f"    {origin.verb} at {origin.site}" if origin else "    the line that made it was not seen")
+
+    def named(self, arg: str, tensor: Tensor) -> str:
+        """An argument with the words that the person has for it, its shape and its device."""
         path, kind = self.owner(tensor)
         variable = self.variable(tensor, self.frames[:1])
         names = [f"{kind} {path}"] * bool(path) + [f"variable {variable}"] * bool(variable)
         known = f" ({', '.join(names)})" if names else ""
-        yield f"{arg}{known}: {shape_of(tensor)} on {tensor.device}"
-        origin = self.origins.get(tensor)
-        yield (f"    {origin.verb} at {origin.site}" if origin else "    the line that made it was not seen")
+        return f"{arg}{known}: {shape_of(tensor)} on {tensor.device}"
 
     def remedies(self, strangers: list[tuple[str, Tensor]], target: torch.device) -> str:
         """The lines to write instead."""

@@ -3,7 +3,7 @@
 import re
 import sys
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
@@ -16,18 +16,10 @@ from torch.optim import Optimizer
 from hotloop._torch import buffers_of, parameters_of
 from hotloop.apps.simulate._torch import is_simulated, storage_id
 from hotloop.apps.simulate.simulation_record import DeviceFinding
-from hotloop.placement.golden import Scene, modules_in_sight, shape_of
+from hotloop.placement.golden import Origin, Scene, modules_in_sight, shape_of
 from hotloop.placement.sites import Site, as_buffer, frames, user_frames, user_site
 
 Operands = list[tuple[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a tensor on the host comes from."""
-
-    verb: str  # made, or moved from the device
-    place: Site
 
 
 class Origins:
@@ -94,7 +86,7 @@ class Findings:
             if place is not None and (code, place.file, place.line) in self._found:
                 self.add(code, "", "", place)
                 return
-        scene = Scene(user_frames(), modules_in_sight(None), {})
+        scene = SimulatedScene(user_frames(), modules_in_sight(None), self.origins)
         root = self._left_root(strangers, scene)
         if root is not None and id(root) in self._left:
             key = self._left[id(root)]
@@ -107,7 +99,7 @@ class Findings:
 
     def numpy(self, tensor: Tensor, asked: str) -> None:
         """NumPy was asked to read memory of the device."""
-        scene = Scene(user_frames(), [], {})
+        scene = Scene(user_frames(), [], self.origins)
         name = scene.variable(tensor, scene.frames) or "tensor"
         grad = ".detach()" if tensor.requires_grad else ""
         self.add(
@@ -157,13 +149,9 @@ class Findings:
         devices = " and ".join(sorted({str(tensor.device) for _, tensor in operands}))
         lines = [f"{name} was given tensors on {devices}; one operation needs one device"]
         for argument, tensor in operands[:6]:
-            path, kind = _owner(tensor, scene)
-            variable = scene.variable(tensor, scene.frames[:1])
-            names = [f"{kind} {path}"] * bool(path) + [f"variable {variable}"] * bool(variable)
-            known = f" ({', '.join(names)})" if names else ""
             origin = None if is_simulated(tensor) else self.origins.get(tensor)
-            where = f", {origin.verb} at {origin.place}" if origin else ""
-            lines.append(f"{argument}{known}: {shape_of(tensor)} on {tensor.device}{where}")
+            where = f", {origin.verb} at {origin.site}" if origin else ""
+            lines.append(f"{scene.named(argument, tensor)}{where}")
         return "\n  ".join(lines)
 
     def _left_root(self, strangers: Operands, scene: Scene) -> nn.Module | None:
@@ -186,11 +174,11 @@ class Findings:
         if is_simulated(tensor):
             word = scene.variable(tensor, scene.frames[::-1]) or argument
             return "mixed-devices", f"{word} = {word}.to(…), with the device of the others"
-        path, kind = _owner(tensor, scene)
+        path, kind = scene.owner(tensor)
         attribute = path.rsplit(".", 1)[-1]
         if kind == "attribute":
             made = self.origins.get(tensor)
-            return "left-on-cpu", as_buffer(attribute, made.place if made else None)
+            return "left-on-cpu", as_buffer(attribute, made.site if made else None)
         if kind:
             return "left-on-cpu", f"move the model after it is complete: model.to({device})  # {path} came later"
         line = scene.frames[:1]  # below it a closure is the person's own code, not the optimizer's
@@ -198,14 +186,31 @@ class Findings:
         if any(isinstance(frame.f_locals.get("self"), Optimizer) for frame in running):
             return "state-on-cpu", f"load the optimizer's state after model.to({device})"
         origin = self.origins.get(tensor)
-        if origin is not None and _in_forward(origin.place, scene.frames):
+        if origin is not None and _in_forward(origin.site, scene.frames):
             device = "give it the device of the input where it is made, device=x.device"
-            return "made-on-cpu", f"{device}: {origin.place}"
+            return "made-on-cpu", f"{device}: {origin.site}"
         if name := scene.variable(tensor, scene.frames[::-1]):
             return "mixed-devices", f"{name} = {name}.to({device})"
         if origin is not None and origin.verb == "made":
-            return "mixed-devices", f"device={device} where it is made: {origin.place}"
+            return "mixed-devices", f"device={device} where it is made: {origin.site}"
         return "mixed-devices", f"{argument}.to({device})"
+
+
+class SimulatedScene(Scene):
+    """A scene in which tensors are also known by the memory that they are a part of."""
+
+    def owner(self, tensor: Tensor) -> tuple[str, str]:
+        """The module's tensor that this one is, or is a part of."""
+        found = super().owner(tensor)
+        if found[1] or tensor.layout is not torch.strided:
+            return found
+        memory = storage_id(tensor)
+        for module in self.modules:
+            for prefix, part in module.named_modules():
+                for name, value in [*vars(part).items(), *buffers_of(part).items(), *parameters_of(part).items()]:
+                    if _is_on_host(value) and storage_id(value) == memory:
+                        return f"{prefix}.{name}".lstrip("."), "attribute" if name in vars(part) else "buffer"
+        return _named_in_line(self.frames) or found
 
 
 def _plain_holder(module: nn.Module, among: list[FrameType]) -> str | None:
@@ -221,20 +226,6 @@ def _plain_holder(module: nn.Module, among: list[FrameType]) -> str | None:
                     why = f"a plain {type(value).__name__} of layers does not move with the model"
                     return f"{prefix}{name} = nn.{kind}({prefix}{name}), where it is made and before it moves: {why}"
     return None
-
-
-def _owner(tensor: Tensor, scene: Scene) -> tuple[str, str]:
-    """The module's tensor that this one is, or is a part of."""
-    found = scene.owner(tensor)
-    if found[1] or tensor.layout is not torch.strided:
-        return found
-    memory = storage_id(tensor)
-    for module in scene.modules:
-        for prefix, part in module.named_modules():
-            for name, value in [*vars(part).items(), *buffers_of(part).items(), *parameters_of(part).items()]:
-                if _is_on_host(value) and storage_id(value) == memory:
-                    return f"{prefix}.{name}".lstrip("."), "attribute" if name in vars(part) else "buffer"
-    return _named_in_line(scene.frames) or found
 
 
 def _is_on_host(value: Any) -> bool:

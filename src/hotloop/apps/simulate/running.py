@@ -191,27 +191,6 @@ def check_script(script: Path) -> None:
         )
 
 
-def simulate_script(
-    script: Path | str,
-    arguments: Sequence[str],
-    card: Card,
-    *,
-    steps: int = 3,
-    time_limit: float = 120.0,
-    listeners: Sequence[str] = (),
-    stdout: IO[Any] | int | None = None,
-    stderr: IO[Any] | int | None = None,
-) -> Simulation:
-    """Run one unmodified script as if a GPU were there, until it has made its steps.
-
-    Listeners are named by where they are imported from, as in "hotloop.apps.simulate.memory:MemoryListener", and built
-    with the card in the process that runs the script. `stdout` and `stderr` are where its output goes, as for
-    `subprocess`.
-    """
-    with Simulator(stdout=stdout, stderr=stderr) as simulator:
-        return simulator.run(script, arguments, card, steps=steps, time_limit=time_limit, listeners=listeners)
-
-
 def _read(exchange: Exchange, code: int | None, script: Path) -> Simulation:
     if (answer := exchange.answered) is not None:
         return Simulation.from_json(answer)
