@@ -24,7 +24,7 @@ from hotloop.errors import BadArgument, BatchError, LossNotFinite
 
 from ..thorough import tries
 
-pytestmark = pytest.mark.filterwarnings("ignore::hotloop.checkpoint.CheckpointWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::hotloop.checkpoint.damage.CheckpointWarning")
 EPOCHS = 2
 DATA = TensorDataset(torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2)
 
