@@ -18,6 +18,7 @@ GPU = card("h200")
 DEEP = """
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 
 class Block(nn.Module):
@@ -46,8 +47,8 @@ class Net(nn.Module):
 BATCH = 8
 net = Net().cuda()
 optimizer = torch.optim.AdamW(net.parameters())
-for _ in range(4):
-    tokens = torch.randint(8192, (BATCH, 128)).cuda()
+for tokens in DataLoader(torch.randint(8192, (4 * BATCH, 128)), BATCH):
+    tokens = tokens.cuda()
     optimizer.zero_grad(KEPT)
     nn.functional.cross_entropy(net(tokens).flatten(0, 1), tokens.flatten()).backward()
     optimizer.step()

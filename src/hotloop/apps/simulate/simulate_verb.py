@@ -109,8 +109,8 @@ def simulate(
 
     [bold]Examples[/bold]
       hotloop simulate train.py --epochs 3            [dim]on an H200[/dim]
-      hotloop simulate --gpu rtx4090 train.py --batch-size 96   [dim]would 96 fit?[/dim]
-      hotloop simulate --batch 8 --batch-from argument:--micro --largest-batch train.py
+      hotloop simulate --gpu rtx4090 train.py --batch 96   [dim]would 96 fit?[/dim]
+      hotloop simulate --largest-batch --batch 8 --batch-from variable:B train.py
       hotloop simulate --gpu t4,l4,rtx4090,h200 --price prices.csv train.py
       hotloop simulate --vram 8GiB train.py           [dim]does it fit?[/dim]
       hotloop simulate --gpu a100-80 --gpus 2 train.py   [dim]with cuda:0 and cuda:1[/dim]
