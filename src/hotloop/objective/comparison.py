@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from math import isclose, isfinite, isnan
 from typing import Any, Literal
@@ -73,20 +73,6 @@ def way_of_pytorch(counts: Denominators, loss: Tensor, items: int) -> PartWeight
     return PartWeight("count", place, bool(count.size) and len(counts.counts) == 1, (count.size or items) / items)
 
 
-def watched(objective: Objective, model: nn.Module, batch: Any, mode: Any, *, whole: bool = False) -> Any:
-    """What an objective returns, its loss computed inside a mode: of a criterion the loss alone, unless `whole`."""
-    criterion = None if whole else getattr(objective, "criterion", None)
-    if criterion is None:
-        with mode:
-            return objective(model, batch)
-    if type(batch) in (list, tuple) and len(batch) == 2:  # most batches
-        output, target = model(batch[0]), batch[1]
-    else:
-        output, target = predict(model, batch)
-    with mode:
-        return criterion(logits_of(output), target)
-
-
 def observed(
     objective: Objective,
     plain: Objective,
@@ -102,13 +88,22 @@ def observed(
     """
     if ways is not None and not any(way.kind == "count" for way in ways):
         return losses_of(objective, model, batch, name, items), None
-    if ways is not None and all(way.is_of_classes for way in ways):
-        classes = ClassCounts()
-        returned = watched(objective, model, batch, classes, whole=objective is not plain)
-        return uniform(returned, batch, name, items), classes
-    counts = Denominators()
-    with eager():
-        return uniform(watched(plain, model, batch, counts), batch, name, items), counts
+    of_classes = ways is not None and all(way.is_of_classes for way in ways)
+    counts = ClassCounts() if of_classes else Denominators()
+    called = objective if of_classes else plain
+    criterion = None if called is not plain else getattr(plain, "criterion", None)
+    with nullcontext() if of_classes else eager():
+        if criterion is None:
+            with counts:
+                returned = called(model, batch)
+        else:  # of which the loss alone is watched
+            if type(batch) in (list, tuple) and len(batch) == 2:  # most batches
+                output, target = model(batch[0]), batch[1]
+            else:
+                output, target = predict(model, batch)
+            with counts:
+                returned = criterion(logits_of(output), target)
+    return uniform(returned, batch, name, items), counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,13 +334,14 @@ class Probe:
         before.take()
         draw(drawn)
         states = _host_states() if watches else {}
-        settled, counts = _Settled(), Denominators()
+        settled = _Settled()
         off = torch.autocast(self.device.type, enabled=False) if context is None else context
         try:
             with warnings.catch_warnings(), torch.set_grad_enabled(grad), off, eager(), _in_eval(self.modules):
                 warnings.simplefilter("ignore")  # the step itself says it
                 with settled:
-                    losses = uniform(watched(self.objective, self.model, batch, counts), batch)
+                    losses, counts = observed(self.objective, self.objective, self.model, batch, None)
+                    assert isinstance(counts, Denominators)
                     gradients = self._gradients(losses.total) if grad else None
             total = losses.total.detach()
             values = {name: float(value.detach().double().item()) for name, value in losses.parts.items()}
