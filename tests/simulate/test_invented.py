@@ -149,6 +149,7 @@ for _ in range(3):
             lambda x: x[:at].copy_(torch.full((at,), number)), lambda x: x.masked_fill_(x > number, at),
         ])
         change(held), change(here)
+    held[:0].copy_(torch.full((0,), 7))  # nothing, which changes nothing
     assert held.tolist() == here.tolist() and there.sum().item() == here[2:5].sum().item()
     held[0] = torch.rand((), device=device) * 9  # from here on it is not
     assert held.sum().item() == 1

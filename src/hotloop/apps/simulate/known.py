@@ -24,7 +24,9 @@ class Known:
 
     def arrived(self, tensor: Tensor, values: Tensor) -> None:
         """Values of the host were copied to a tensor."""
-        if values.numel() and _is_small(tensor):
+        if not values.numel():  # nothing was written: what was known stays known
+            return
+        if _is_small(tensor):
             self._know(tensor, values.detach())
         else:
             self._forget(tensor)
