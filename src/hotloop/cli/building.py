@@ -60,7 +60,8 @@ def _function(file: str, name: str) -> Callable[[], Any]:
         raise BadArgument(f"{printable(file)} is not a Python file", fix="give FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.resolve()))
+    if (folder := str(path.parent.resolve())) not in sys.path:  # `bench` builds several times
+        sys.path.insert(0, folder)
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
