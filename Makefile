@@ -18,6 +18,9 @@ demo: $(VENV)/.core            ## set up, then train networks that sort and draw
 test: $(VENV)/.dev             ## set up, then run every test that needs no GPU
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 300
 
+test-failed:                   ## the tests that failed last, again, one after the other
+	$(BIN)/python -m pytest -q -n 0 --timeout 300 --last-failed --last-failed-no-failures none
+
 test-newest:                   ## the same with the newest torch (CUDA libraries, several GB) and libraries that pip has
 	rm -f .venv-newest/.core .venv-newest/.dev
 	$(MAKE) test VENV=.venv-newest LIBRARIES='--upgrade --upgrade-strategy eager'
@@ -56,9 +59,9 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(INSTALL) -e '.[dev]'
-	@touch $@
+	@touch $(VENV)/.core $@
 
 $(VENV)/.bench: $(VENV)/.core
 	$(INSTALL) -e '.[bench]'
@@ -68,4 +71,4 @@ $(VENV)/.docs: $(VENV)/.core
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-.PHONY: help demo test test-newest lint format gpu-test bench docs clean
+.PHONY: help demo test test-failed test-newest lint format gpu-test bench docs clean

@@ -129,31 +129,29 @@ class _Replay:
 
     def _allocate(self, number: int, event: TraceEntry) -> None:
         # Segments went although there was room: somebody called `empty_cache`, which leaves no event of its own.
-        if self.released and self.model.could_allocate(event.size, event.stream):
+        if self.released and self.model.could_allocate(event.size):
             self.model.empty_cache()
         self.released = False
         try:
-            block = self.model.allocate(event.size, event.stream)
+            block = self.model.allocate(event.size)
         except Full:  # the real one found room: go on with as much, so that what follows can be told
             self._differs(number, event, "running out", 0, 1)
             self.model.room, self.model.cap = 2**62, None
-            block = self.model.allocate(event.size, event.stream)
+            block = self.model.allocate(event.size)
         if block.address != event.address:
             self._differs(number, event, "address", event.address, block.address)
         self.blocks[event.address] = block
         self.made.clear()
 
     def _free(self, event: TraceEntry) -> None:
-        if event.action == "free_requested":
-            self.model.let_go(self.blocks[event.address])
-        else:
-            self.model.settle(self.blocks.pop(event.address))
+        if event.action == "free_completed":  # at once: a recording has one stream
+            self.model.free(self.blocks.pop(event.address))
 
     def _fail(self, number: int, event: TraceEntry) -> None:
         """The real one ran out; the model must, too."""
         self.released = False
         try:
-            self.model.free(self.model.allocate(event.size, event.stream))
+            self.model.free(self.model.allocate(event.size))
         except Full:
             return
         self._differs(number, event, "running out", 1, 0)

@@ -29,12 +29,12 @@ from torch import Tensor
 from calibration_cases import Call, Case, cases
 from calibration_fit import Fitted, Sample, fit_cache, fit_nearby
 from calibration_observe import observe
+from host_cost import measure
 from hotloop.apps.simulate import cost
 from hotloop.apps.simulate.cards import Card, card
-from hotloop.apps.simulate.host_cost import measure
 from hotloop.apps.simulate.products import Product
 from hotloop.apps.simulate.table import ArchitectureTable, HostCost, Link, default_table
-from hotloop.apps.simulate.work import Part, Tf32, parts_of, switches
+from hotloop.apps.simulate.work import Tf32, WorkPart, parts_of, switches
 from hotloop.device.clock import synchronize
 from hotloop.files.whole import write_json, write_whole
 
@@ -171,9 +171,9 @@ def build(
         if len(group) >= least:
             fitted = fits.get(tuple(group)) or fit_nearby(group, on, floor=floor, cache=cache)
             curve, found, left = fits[tuple(group)] = fitted
-            curves[key] = curve.to_json()
+            curves[key] = curve
             if found is not None and "/" in key:
-                nearby[key] = found.to_json()
+                nearby[key] = found
             print(f"{key}: {curve.samples} samples, {_told(group, left)}, spread {curve.spread:.1%}", flush=True)
     date = datetime.now(UTC).date().isoformat()
     return ArchitectureTable(
@@ -246,7 +246,7 @@ def write_table(raw: dict[str, Any], path: Path | None) -> None:
     print(f"wrote {path}")
 
 
-def part_anew(row: dict[str, Any], case: Case | None, on: Card) -> Part:
+def part_anew(row: dict[str, Any], case: Case | None, on: Card) -> WorkPart:
     """The part of a sample as it is seen today, so that more can be asked of what was measured long ago.
 
     Recurrent nets are made of other operations on meta tensors than on a card: what is kept of theirs is their label's.
@@ -267,10 +267,10 @@ def _allowed(case: Case) -> Tf32:
     return Tf32(case.tf32, case.tf32 or not case.label.startswith("conv"))
 
 
-def _part(data: dict[str, Any]) -> Part:
+def _part(data: dict[str, Any]) -> WorkPart:
     product = data["product"]
     traits = tuple(data.get("traits", ()))
-    return Part(**{**data, "product": None if product is None else Product(**product), "traits": traits})
+    return WorkPart(**{**data, "product": None if product is None else Product(**product), "traits": traits})
 
 
 def _arguments() -> argparse.Namespace:

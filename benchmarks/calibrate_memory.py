@@ -30,9 +30,10 @@ import pynvml
 import torch
 from torch.nn.attention import SDPBackend
 
-from harness.about import commit, hardware, versions
+from convolution_plans import plan_of
+from harness.about import facts
 from hotloop.apps.simulate.cards import Card, card, cards
-from hotloop.apps.simulate.convolution_workspaces import Case, plan_of
+from hotloop.apps.simulate.convolution_workspaces import Case
 from hotloop.apps.simulate.library_memory import TABLES, Constants, tables
 from hotloop.errors import DeviceUnavailable, HotloopError
 from hotloop.files.whole import write_whole
@@ -285,9 +286,8 @@ def main() -> int:
 
 
 def about() -> dict[str, Any]:
-    capability = torch.cuda.get_device_capability(0)
-    found = {"hardware": hardware([torch.device("cuda")]), "capability": capability, "versions": versions()}
-    return {**found, "commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    found = facts([torch.device("cuda")]) | {"capability": torch.cuda.get_device_capability(0)}
+    return {**found, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.cost import cached, fill, peak
 from hotloop.apps.simulate.nearby import Array, Nearby, closeness, doublings
-from hotloop.apps.simulate.products import Part
+from hotloop.apps.simulate.products import WorkPart
 from hotloop.apps.simulate.table import Curve
 
 TILES = (512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
@@ -33,7 +33,7 @@ _MOST = np.log([1e-2, 1.5, 1.5])
 class Sample:
     """One measurement."""
 
-    part: Part
+    part: WorkPart
     seconds: float
 
 
@@ -135,7 +135,7 @@ class _Ideal:
     floor: float
 
     @classmethod
-    def of(cls, parts: Sequence[Part], card: Card, tile: float, floor: float, cache: float) -> "_Ideal":
+    def of(cls, parts: Sequence[WorkPart], card: Card, tile: float, floor: float, cache: float) -> "_Ideal":
         computing = [_computing(part, card, tile) for part in parts]
         moving = [part.bytes / (card.bandwidth * cached(part.bytes, card, cache)) for part in parts]
         kernels = np.array([part.kernels for part in parts], dtype=np.float64)
@@ -170,7 +170,7 @@ class _Try:
         return self.loss(found), Curve(latency, memory, compute[0] if compute else 1.0, self.sharpness, self.tile)
 
 
-def _computing(part: Part, card: Card, tile: float) -> float:
+def _computing(part: WorkPart, card: Card, tile: float) -> float:
     if not part.flops:
         return 0.0
     share = fill(part.product, card.sms, tile) if part.product and tile else 1.0

@@ -11,7 +11,6 @@ import json
 import statistics
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+from harness.about import facts
 from harness.models import GPT, GPTSize
 from hotloop.checkpoint.store import Store
+from hotloop.files.whole import write_json
 
 
 def objective(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
@@ -82,8 +83,7 @@ def main() -> None:
     }
     print(json.dumps(found, indent=1))
     if arguments.json:
-        about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": choice.name or str(choice.device)}
-        arguments.json.write_text(json.dumps({**about, "torch": str(torch.__version__), **found}, indent=1) + "\n")
+        write_json(arguments.json, facts([choice.device]) | found)
 
 
 if __name__ == "__main__":

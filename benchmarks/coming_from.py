@@ -17,14 +17,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import hotloop
-from harness.about import commit, hardware, versions
+from harness.about import facts
+from hotloop.files.whole import write_json
 
 PAGES = {  # and the packages of each
     "lightning": ("lightning",),
@@ -114,16 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         rows.append(row)
         print(json.dumps(row))
-    record = {
-        "hardware": hardware([hotloop.pick().device]),
-        "command": "python benchmarks/coming_from.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "versions": versions(),
-        "rows": rows,
-    }
     if out:
-        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_json(out, {**facts([hotloop.pick().device]), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ plans that are equal fail 6% of the comparisons with three seeds, and 0.3% with 
 import argparse
 import importlib
 import importlib.util
-import json
 import math
 import os
 import statistics
@@ -20,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import hotloop
-from harness.about import commit, hardware, versions
+from harness.about import facts
 from harness.models import GPT, GPTSize, ResNet18
 from harness.switches import OwnSwitches
 from harness.workloads.reference import next_token
@@ -43,6 +41,7 @@ from hotloop.apps.sprites.drawing import guess_hidden
 from hotloop.apps.sprites.making import CLASSES, make
 from hotloop.apps.sprites.models import MASK, Classifier, Drawer, Size
 from hotloop.device.clock import synchronize
+from hotloop.files.whole import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ("plain", "auto")
@@ -358,20 +357,12 @@ def main() -> int:
     for table in tables(runs, comparisons):
         console.print(table)
     if arguments.out:
-        about = {
-            "command": " ".join(["python", "benchmarks/convergence.py", *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "hardware": hardware([device]),
-            "versions": versions(),
-            "tasks": tasks,
-        }
         judged = [
             {**asdict(each), "difference": each.difference, "allowed": each.allowed, "within": each.is_within}
             for each in comparisons
         ]
-        found = {**about, "comparisons": judged, "runs": [asdict(run) for run in runs]}
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        found = {"tasks": tasks, "comparisons": judged, "runs": [asdict(run) for run in runs]}
+        write_json(arguments.out, facts([device]) | found)
     return 0 if all(each.is_within for each in comparisons) else 1
 
 

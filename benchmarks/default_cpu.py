@@ -8,7 +8,6 @@ Beside the wall clock stands the processor time of the process; with `--threads 
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -16,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,9 +28,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from harness.about import commit, hardware, versions
+from harness.about import facts
 from harness.data import images, rows, tokens
 from harness.models import mlp
+from hotloop.files.whole import write_json
 
 LEAST = 0.97  # times the tutorial's loop, which no workload may be under
 BUSY = 0.15  # of the processor time of the machine that other programs may take before a pair of runs is repeated
@@ -279,15 +278,7 @@ def main() -> int:
         )
     Console(width=150).print(table_of(results))
     if arguments.out:
-        about = {
-            "command": " ".join(["python", "benchmarks/default_cpu.py", *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "hardware": hardware([torch.device("cpu")]),
-            "threads": torch.get_num_threads(),
-            "versions": versions(),
-        }
-        arguments.out.write_text(json.dumps({**about, "workloads": results}, indent=1) + "\n")
+        write_json(arguments.out, {**facts([torch.device("cpu")]), "workloads": results})
     return 0 if all(row["wall"]["median"] >= LEAST for row in results.values()) else 1
 
 

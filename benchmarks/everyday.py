@@ -21,7 +21,6 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hotloop
-from harness.about import commit, hardware, versions
+from harness.about import facts
 from harness.packages import MissingPackage, require
 from hotloop.device.clock import synchronize
 from hotloop.files.whole import write_json
@@ -246,8 +245,8 @@ def translation(*, small: bool) -> Case:
 class Ragged(Dataset[tuple[Tensor, int]]):
     """Texts of many lengths."""
 
-    def __init__(self, count: int) -> None:
-        self.lengths = (20 + choices(180, count)).tolist()
+    def __init__(self, count: int, longest: int) -> None:
+        self.lengths = (20 + choices(longest - 20, count)).tolist()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -284,7 +283,8 @@ def packed(*, small: bool) -> Case:
         return F.cross_entropy(model(words, lengths), labels)
 
     count = 8 if small else 4096
-    loader = DataLoader(Ragged(count), min(64, count), shuffle=True, collate_fn=collate)
+    texts = Ragged(count, 30 if small else 200)
+    loader = DataLoader(texts, min(64, count), shuffle=True, collate_fn=collate)
     return Case(Packed(8 if small else 256), Adam, loader, objective=objective)
 
 
@@ -587,13 +587,7 @@ def main() -> None:
         print(json.dumps(asdict(measured(arguments.cases[0], arguments.seconds, device, small=arguments.quick))))
         return
     console, begun = Console(), time.monotonic()
-    about = {
-        "command": " ".join(["python benchmarks/everyday.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "hardware": hardware([torch.device(arguments.device)]),
-        "versions": versions(),
-    }
+    about = facts([torch.device(arguments.device)])
     outcomes: list[Outcome] = []
     missing: dict[str, str] = {}
     for name in arguments.cases or CASES:

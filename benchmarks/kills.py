@@ -12,13 +12,11 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import random
 import signal
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+from harness.about import facts
 from hotloop.checkpoint.tree import pack
+from hotloop.files.whole import write_json
 
 BATCHES = 16  # of an epoch
 STEPS = 32  # of the run, for each kill
@@ -129,9 +129,7 @@ def main() -> None:
         saving = sum(kill_one(epochs, folder, dice, step) for _ in range(arguments.kills))
         killed = to_the_end(epochs, folder)
     found = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": f"{os.cpu_count()} cores, {platform.machine()}",
-        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+        **facts([torch.device("cpu")]),
         "seed": seed,
         "kills": arguments.kills,
         "kills during a save": saving,
@@ -143,7 +141,7 @@ def main() -> None:
     }
     print(json.dumps(found, indent=1))
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(arguments.json, found)
     if killed["sha256"] != whole["sha256"] or killed["steps"] != whole["steps"]:
         raise SystemExit(f"the run that was killed ended otherwise (seed {seed})")
 

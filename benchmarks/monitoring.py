@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from harness.models import ResNet18
 from hotloop.apps.top.advice import Advisor
-from hotloop.monitor import Sampler
+from hotloop.monitor.sampler import Sampler
 from hotloop.printing.text import printable
 
 MIB = 2**20

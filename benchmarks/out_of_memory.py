@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hotloop
+from harness.about import facts
 from harness.models import GPT, GPTSize, ResNet18, mlp
 from hotloop.device.clock import synchronize
 from hotloop.errors import MemoryWarning
@@ -243,9 +243,7 @@ def main() -> None:
     ]
     cap = Cap(device, 2 * GIB)
     found: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": choice.name or str(device),
-        "torch": str(torch.__version__),
+        **facts([device]),
     }
     warnings.simplefilter("ignore", MemoryWarning)
     for workload in workloads:

@@ -4,12 +4,9 @@ python benchmarks/overheads.py --json benchmarks/results/overheads.json
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,10 @@ import torch
 from torch import nn
 
 import hotloop
+from harness.about import facts
 from hotloop.apps.sprites.making import make
 from hotloop.device.clock import synchronize
+from hotloop.files.whole import write_json
 
 QUIET = 0.1  # of the steps, the quickest: those in which nothing else had the core
 
@@ -164,8 +163,6 @@ def main() -> None:
     print(f"the golden rule: an addition takes {rule['inside'] * 1e6:.0f} µs instead of {rule['outside'] * 1e6:.1f} µs")
     print(f"sprites made: {sprites / making.median:,.0f} per second, spread {making.spread:.0%}")
     if arguments.json:
-        about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": choice.name or str(choice.device)}
-        versions = {"python": platform.python_version(), "torch": torch.__version__}
         figures = {
             "step": every["a plain step"],
             "steps": every,
@@ -174,7 +171,7 @@ def main() -> None:
             "hook": hook,
         }
         figures["sprites_per_second"] = sprites / making.median
-        arguments.json.write_text(json.dumps({**about, "versions": versions, **figures}, indent=1) + "\n")
+        write_json(arguments.json, facts([choice.device]) | figures)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,11 @@ plan's peak where that is more. What looking, trials and captures need on top of
 """
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,7 +23,7 @@ from rich.table import Table
 from torch.utils.data import TensorDataset
 
 import hotloop
-from harness.about import commit, hardware, versions
+from harness.about import facts
 from harness.contestants import contestants
 from harness.contestants.hot import loop_of
 from harness.running import fresh_start
@@ -130,9 +128,8 @@ def main() -> None:
             continue
         console.print(f"{name}: {size(rows[-1].default)}, {rows[-1].ratio:.3f} of what it may have", markup=False)
         if options.json:
-            about = {"hardware": hardware([device]), "command": shlex.join(["python", *sys.argv])}
-            when = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "versions": versions()}
-            write_json(options.json, {**about, **when, "peaks": [asdict(row) | {"ratio": row.ratio} for row in rows]})
+            peaks = [asdict(row) | {"ratio": row.ratio} for row in rows]
+            write_json(options.json, {**facts([device]), "peaks": peaks})
     table = Table("workload", "tutorial", "data", "nothing said", "its plan given", "of what it may have")
     for row in rows:
         table.add_row(row.workload, *map(size, (row.tutorial, row.data, row.default, row.given)), f"{row.ratio:.3f}")

@@ -7,15 +7,10 @@ Neither is charged for the conversion of its input or output. That all three agr
 """
 
 import argparse
-import json
-import platform
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +25,12 @@ from rich.table import Table
 from torch import Tensor
 
 import pixel_loops as loops
+from harness.about import facts
 from hotloop import measure
 from hotloop.apps.sprites import pixels as ops
 from hotloop.apps.sprites.making import make
 from hotloop.device.machine import cpu_name
+from hotloop.files.whole import write_json
 from hotloop.printing.text import count, duration
 from hotloop.records import Record, Timing
 
@@ -200,7 +197,7 @@ def inputs(sprites: int) -> Inputs:
     rgba = ops.look_up(made.pixels, made.palette)
     noise = torch.randint(-12, 13, (*rgba.shape[:3], 3), generator=generator, dtype=torch.int16)
     rgba[..., :3] = (rgba[..., :3] + noise).clamp(0, 255)
-    mapping = ops.rotate_ramps([[2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13]])
+    mapping = torch.tensor([0, 1, *range(6, 14), *range(2, 6), *range(14, 17)], dtype=torch.uint8)
     return Inputs(made.pixels, rgba, made.palette, mapping)
 
 
@@ -274,22 +271,6 @@ def spread(timing: Timing, scale: float = 1.0) -> str:
     return f"{duration(timing.median * scale)} ({low} to {high})"
 
 
-def commit() -> str | None:
-    """The commit of this file's repository, marked where something is not committed; None without git."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-
-    def ask(*words: str) -> str:
-        command = [git, "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
-
-    try:
-        return ask("rev-parse", "HEAD") + (" with changes" if ask("status", "--porcelain") else "")
-    except subprocess.CalledProcessError:
-        return None
-
-
 def cpu_seconds_of_others() -> float:
     """The processor time that everything but this process has used: a busy core makes every parallel step wait."""
     used, own = psutil.cpu_times(), psutil.Process().cpu_times()
@@ -299,14 +280,12 @@ def cpu_seconds_of_others() -> float:
 def about(devices: Sequence[str], taken: float) -> dict[str, Any]:
     return {
         "benchmark": "pixel_ops",
-        "command": " ".join(["python", *sys.argv]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        **facts([torch.device(device) for device in devices]),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "cores_taken_by_others": round(taken, 2),
         "gpu": torch.cuda.get_device_name() if "cuda" in devices else None,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "pillow": PIL.__version__},
+        "pillow": PIL.__version__,
     }
 
 
@@ -326,19 +305,17 @@ def main() -> None:
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     results = time_all(inputs(options.sprites), min(options.loop_sprites, options.sprites), options.repeats, devices)
     taken = (cpu_seconds_of_others() - before) / (time.perf_counter() - start)
-    facts = about(devices, taken)
+    told = about(devices, taken)
     screen = Console(width=None if sys.stdout.isatty() else 160)
     screen.print(table(results))
-    screen.print(
-        f"{facts['cpu']}, {facts['threads']} threads; GPU: {facts['gpu'] or 'none'}; torch {torch.__version__}"
-    )
+    screen.print(f"{told['cpu']}, {told['threads']} threads; GPU: {told['gpu'] or 'none'}; torch {torch.__version__}")
     if taken > 0.1:
         screen.print(f"other programs took {taken:.1f} cores meanwhile: time it again when the machine is quiet")
     slowest = min(results, key=lambda r: r.times_faster_than_loop)
     screen.print(f"least gain over the loop: {slowest.operation}, {count(slowest.times_faster_than_loop)} times")
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({**facts, "results": [r.to_json() for r in results]}, indent=1) + "\n")
+        write_json(options.json, {**told, "results": [r.to_json() for r in results]})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import statistics
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from harness.about import commit, hardware, versions
+from harness.about import facts
 from hotloop.printing.text import plural
 from hotloop.scripts.children import Child
 
@@ -206,11 +205,7 @@ def main() -> None:
     ways = {name.format(backend=backend): way for name, way in WAYS.items()}
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     about = {
-        "hardware": hardware([torch.device(given.device)]),
-        "command": f"python benchmarks/ranks.py --seconds {given.seconds:g} --steps {given.steps}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "versions": versions(),
+        **facts([torch.device(given.device)]),
         "model": dict(zip(("width", "blocks", "heads", "tokens"), SIZES[kind], strict=True)),
     }
     end = time.perf_counter() + given.seconds

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from allocation_traces import ACTIONS, Replayed, Trace, TraceEntry, read_trace, replay, write_trace
-from harness.about import commit, hardware, versions
+from harness.about import facts
 from harness.models import GPT, GPTSize
 from hotloop.errors import DeviceUnavailable, HotloopError
 from hotloop.printing.text import count, size
@@ -222,14 +221,7 @@ def record(name: str, steps: int) -> Trace:
     )
     if len(rows) >= ROWS:
         raise HotloopError(f"{name} has more than {ROWS:,} events, so the first are lost", fix="ask for fewer --steps")
-    about = {
-        "steps": steps,
-        "hardware": hardware([torch.device("cuda")]),
-        "versions": versions(),
-        "commit": commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    return Trace(name, room, cap, peak, events, about)
+    return Trace(name, room, cap, peak, events, {"steps": steps, **facts([torch.device("cuda")])})
 
 
 def in_own_process(name: str, out: Path, steps: int) -> str | None:

@@ -4,14 +4,15 @@ python benchmarks/sampler_cost.py --json benchmarks/results/sampler_cost.json
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
-from hotloop.monitor import Reading, Sampler
+import hotloop
+from harness.about import facts
+from hotloop.files.whole import write_json
+from hotloop.monitor.reading import Reading
+from hotloop.monitor.sampler import Sampler
 
 
 def cost(readings: int, interval: float) -> tuple[dict[str, float], Reading]:
@@ -60,10 +61,9 @@ def main() -> None:
     for note in reading.notes:
         print(f"note: {note}")
     if arguments.json:
-        about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "gpus": gpus, "driver": reading.driver}
+        about = facts([hotloop.pick().device]) | {"gpus": gpus, "driver": reading.driver}
         settings = {"readings": readings, "interval": arguments.interval, "cores": reading.host.cores}
-        versions = {"python": platform.python_version()}
-        arguments.json.write_text(json.dumps({**about, **settings, "versions": versions, **figures}, indent=1) + "\n")
+        write_json(arguments.json, about | settings | figures)
 
 
 if __name__ == "__main__":

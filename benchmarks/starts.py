@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hotloop
-from harness.about import commit, hardware, versions
+from harness.about import facts
 from harness.contestants import contestants
 from harness.contestants.hot import in_words, loop_of
 from harness.end_to_end import CACHES, of_length, pace_of
@@ -167,8 +166,7 @@ def main() -> None:
         print(json.dumps(run(*told, given.kind) if given.kind else rate(*told)))
         return
     options = ["--device", str(device), *["--quick"] * given.quick]
-    about = {"hardware": hardware([device]), "date": datetime.now(UTC).isoformat(timespec="seconds")}
-    about |= {"commit": commit(), "versions": versions(), "command": " ".join(["python", *sys.argv])}
+    about = facts([device])
     console, starts = Console(), list[Start]()
     with tempfile.TemporaryDirectory(prefix="hotloop-starts-") as folder:
         for name in given.workloads:

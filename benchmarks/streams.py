@@ -7,13 +7,10 @@ whatever the machine does meanwhile hits them alike; the first epoch of each is 
 """
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+from harness.about import facts
 from hotloop.device.clock import synchronize
+from hotloop.files.whole import write_json
 from hotloop.printing.text import count
 
 KINDS = ("direct", "prefetched", "resident")
@@ -119,16 +118,8 @@ def main() -> None:
             )
     Console(width=110).print(table)
     if arguments.json:
-        about = {
-            "command": f"python benchmarks/streams.py {'--json …' if arguments.json else ''}".strip(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": choice.name,
-            "cpu": platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "repeats": arguments.repeats,
-        }
-        arguments.json.write_text(json.dumps({**about, "items_per_second": results}, indent=1) + "\n")
+        about = facts([choice.device]) | {"repeats": arguments.repeats}
+        write_json(arguments.json, about | {"items_per_second": results})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from hotloop.printing.text import duration, size
 
 CARDS = ("t4", "rtx4090", "h200")
 BATCH, LENGTH, WORDS, WIDTH = 96, 512, 8000, 512
-LISTENERS = ("hotloop.apps.simulate.memory:MemoryListener", "hotloop.apps.simulate.timeline:Time")
 
 
 class Writer(nn.Module):
@@ -61,7 +60,7 @@ def with_hotloop() -> None:
     print("\n--- With hotloop: the same file on GPUs that are not here ---")
     try:
         with Simulator(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as simulator:
-            told = [simulator.run(__file__, ["train"], card(name), steps=2, listeners=LISTENERS) for name in CARDS]
+            told = [simulator.run(__file__, ["train"], card(name), steps=2) for name in CARDS]
     except CannotSimulate as error:  # no compiler, or not Linux
         print(error)
         return

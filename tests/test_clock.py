@@ -7,7 +7,7 @@ import torch
 
 from hotloop import measure
 from hotloop.device import clock
-from hotloop.errors import BadArgument, HotloopError
+from hotloop.errors import BadArgument
 
 
 class Hands:
@@ -62,14 +62,7 @@ def test_counts_that_cannot_be_meant(options: dict[str, int]) -> None:
 
 def test_a_result_in_place_of_a_call_is_told() -> None:
     with pytest.raises(BadArgument, match=r"a Tensor, which cannot be called\n +fix: .*measure\(lambda: model\(x\)\)"):
-        measure(torch.ones(1) + 1)  # type: ignore[arg-type]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("device", ["cuda", "banana"])
-def test_a_device_that_is_not_here_is_refused_with_the_choices(device: str) -> None:
-    with pytest.raises(HotloopError, match=rf"you asked for '?{device}.*\n +fix: .*choose one of what is here: cpu"):
-        measure(lambda: None, device=device)
+        measure(torch.ones(1) + 1)
 
 
 @pytest.mark.gpu

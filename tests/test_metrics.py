@@ -59,4 +59,4 @@ def test_errors_of_numbers() -> None:
 )
 def test_what_does_not_fit_is_refused_with_a_fix(wrong: object) -> None:
     with pytest.raises(BadArgument, match="fix"):
-        wrong()  # type: ignore[operator]
+        wrong()

@@ -9,35 +9,10 @@ from torch import nn
 
 import hotloop
 from hotloop.errors import BadArgument, BatchError
-from hotloop.objective.objectives import as_objective, averages, items_in, losses_of, predict, uniform
+from hotloop.objective.objectives import as_objective, losses_of, uniform
 
 MODEL = nn.Identity()
 BATCH = (torch.ones(4, 2), torch.zeros(4, 2))
-
-
-def test_a_criterion() -> None:
-    losses = losses_of(as_objective(nn.MSELoss(), None), MODEL, BATCH)
-    assert losses.total.item() == 1
-    assert (list(losses.parts), losses.count) == (["loss"], 4)
-
-
-def test_named_losses_are_summed() -> None:
-    losses = losses_of(lambda model, batch: {"a": torch.tensor(1.0), "b": torch.tensor(2.0)}, MODEL, BATCH)
-    assert (losses.total.item(), list(losses.parts)) == (3, ["a", "b"])
-
-
-def test_a_loss_with_its_number_of_items() -> None:
-    assert losses_of(lambda model, batch: (torch.tensor(1.0), 99), MODEL, BATCH).count == 99
-
-
-@pytest.mark.parametrize("output", [SimpleNamespace(loss=torch.tensor(2.0)), {"loss": torch.tensor(2.0)}])
-@pytest.mark.parametrize("batch", [{"x": torch.ones(3)}, torch.ones(3)], ids=["mapping", "tensor"])
-def test_a_model_that_returns_its_loss(output: Any, batch: Any) -> None:
-    class Own(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return output
-
-    assert losses_of(as_objective(None, None), Own(), batch).total.item() == 2
 
 
 @pytest.mark.parametrize("returned", [None, 3.0, torch.ones(2), {}, {"a": "text"}], ids=str)
@@ -54,38 +29,6 @@ class WithoutTargets(nn.Module):
 def test_a_model_that_is_given_no_labels_says_what_the_batch_has() -> None:
     with pytest.raises(BadArgument, match=r"returned no loss: .* has input_ids\n.*\"labels\""):
         losses_of(as_objective(None, None), WithoutTargets(), {"input_ids": torch.ones(2)})
-
-
-def test_both_and_neither() -> None:
-    with pytest.raises(BadArgument, match="give one"):
-        as_objective(nn.MSELoss(), lambda model, batch: torch.ones(()))
-    with pytest.raises(BadArgument, match="no loss was found"):
-        losses_of(as_objective(None, None), MODEL, torch.ones(3))
-
-
-def test_predict_takes_several_inputs() -> None:
-    class Adds(nn.Module):
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return a + b
-
-    output, target = predict(Adds(), (torch.ones(1), torch.ones(1), torch.zeros(1)))
-    assert (output.item(), target.item()) == (2, 0)
-    with pytest.raises(BadArgument, match="objective="):
-        predict(MODEL, torch.ones(2))
-    with pytest.raises(BadArgument, match="a batch that is an int is not"):
-        predict(MODEL, 64)
-
-
-def test_items() -> None:
-    assert items_in((torch.ones(7, 2), torch.ones(3))) == 7
-    assert items_in({"n": torch.tensor(1.0), "x": torch.ones(5)}) == 5
-    assert items_in("nothing") == 1
-
-
-def test_sums_are_told_from_means() -> None:
-    assert averages(nn.MSELoss())
-    assert averages(None)
-    assert not averages(nn.MSELoss(reduction="sum"))
 
 
 POINTWISE = [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), nn.SmoothL1Loss()]
@@ -139,7 +82,7 @@ def test_a_sum_beside_its_parts_is_refused() -> None:
 @pytest.mark.parametrize("learns", [True, False])
 def test_the_loss_of_one_item_is_told_from_its_output(learns: bool) -> None:
     class Own(nn.Linear):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             output = super().forward(x)
             return nn.functional.mse_loss(output, y), output
 

@@ -60,11 +60,6 @@ def test_a_report_is_printed_as_a_summary(task: Any) -> None:
     assert repr(report) == str(report)
 
 
-@given(reports)
-def test_any_report_can_be_printed(report: Report) -> None:
-    assert 1 <= len(str(report).splitlines()) <= 8
-
-
 def test_what_is_not_a_number_comes_back_from_a_file(tmp_path: Path) -> None:
     epoch = Epoch(1, math.nan, 8, 0.5, {}, {"distance": math.inf, "f1": 0.5})
     write_json(tmp_path / "epoch.json", epoch.to_json())

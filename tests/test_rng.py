@@ -75,29 +75,6 @@ def drawn(draws: Sequence[Callable[[], Any]]) -> list[Any]:
     return [draw() for draw in draws]
 
 
-def test_random_numbers_come_again() -> None:
-    own = torch.Generator().manual_seed(3)
-    draws = [*DRAWS.values(), lambda: torch.rand(2, generator=own).tolist()]
-    drawn(draws)
-    before = RngStates(CPU, [own])
-    first = drawn(draws)
-    assert drawn(draws) != first
-    before.restore()
-    assert drawn(draws) == first
-    before.restore()
-    assert drawn(draws) == first, "it can be restored more than once"
-
-
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_a_draw_on_the_host_shows(draw: Callable[[], Any]) -> None:
-    before = RngStates(CPU)
-    assert same_state(before.state_dict(), RngStates(CPU).state_dict())
-    draw()
-    assert not same_state(before.state_dict(), RngStates(CPU).state_dict())
-    before.restore()
-    assert same_state(before.state_dict(), RngStates(CPU).state_dict())
-
-
 def test_random_states_as_data_and_one_of_a_device_that_is_not_there() -> None:
     state = RngStates(CPU).state_dict()
     first = drawn([*DRAWS.values()])

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hotloop.errors import MemoryWarning
-from hotloop.values.snapshot import FIRST_LOOKS, LOOK_EVERY, Gradients, PassSnapshot, Snapshot
+from hotloop.values.snapshot import FIRST_LOOKS, LOOK_EVERY, PassSnapshot, Snapshot
 
+from .same import same
 from .thorough import dealt
 
 CPU = torch.device("cpu")
@@ -45,6 +46,7 @@ class Everything(nn.Module):
         out, _ = self.rnn(self.norm(self.conv(x)).flatten(2).transpose(1, 2))
         self.mean = self.mean * 0.9 + out.detach().mean((0, 1)) * 0.1
         self.sum += out.detach().sum((0, 1))
+        self.last = out.detach()  # an attribute that the first step adds
         return self.frozen(self.tied(nn.functional.dropout(self.head(out.mean(1)), 0.1)))
 
 
@@ -110,17 +112,6 @@ def values(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     )
 
 
-def same(a: Any, b: Any) -> bool:
-    """Equal to the bit."""
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
-
-
 every_optimizer = pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
 fresh_or_trained = pytest.mark.parametrize("trained", [False, True])
 
@@ -149,22 +140,6 @@ def test_steps_are_taken_back_to_the_bit(build: Build, trained: bool) -> None:
         assert same(values(model, optimizer), before)
 
 
-@every_optimizer
-def test_the_training_goes_on_as_if_nothing_had_been(build: Build) -> None:
-    results = []
-    for disturbed in (False, True):
-        model, optimizer = made(build, trained=True)
-        if disturbed:
-            snapshot = noted(model, optimizer)
-            step(model, optimizer, seed=8)
-            snapshot.restore()
-        torch.manual_seed(5)
-        step(model, optimizer, seed=9)
-        step(model, optimizer, seed=10)
-        results.append(values(model, optimizer))
-    assert same(*results)
-
-
 def test_memory_is_handed_over_and_not_copied_back() -> None:
     """What holds addresses, such as a CUDA graph, finds them again."""
     model, optimizer = made(OPTIMIZERS["adam"], trained=True)
@@ -180,82 +155,6 @@ def test_memory_is_handed_over_and_not_copied_back() -> None:
     assert [(p.data_ptr(), None if p.grad is None else p.grad.data_ptr()) for p in parameters] == addresses
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert same(values(model, optimizer), before)
-
-
-def test_two_modules_with_one_weight_between_them() -> None:
-    a, b = nn.Linear(2, 2), nn.Linear(2, 2)
-    b.weight = a.weight
-    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (a, b)]
-    snapshot = Snapshot.of([a, b], optimizers).values([a.weight])
-    weight = a.weight.detach().clone()
-    for module, optimizer in zip((a, b), optimizers, strict=True):
-        module(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    assert not same(a.weight.detach(), weight)
-    snapshot.restore()
-    assert a.weight is b.weight
-    assert same(b.weight.detach(), weight)
-    assert all(not optimizer.state for optimizer in optimizers)
-
-
-@fresh_or_trained
-def test_channels_last_keeps_the_values(trained: bool) -> None:
-    model, optimizer = made(OPTIMIZERS["momentum"], trained=trained)
-    before = values(model, optimizer)
-    original = noted(model, optimizer)
-    Snapshot.of([model], [optimizer]).in_format(torch.channels_last).restore()
-    assert same(values(model, optimizer), before)
-    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
-    if trained:
-        for laid in (model.conv.weight.grad, optimizer.state[model.conv.weight]["momentum_buffer"]):
-            assert laid.is_contiguous(memory_format=torch.channels_last)
-    torch.manual_seed(5)
-    step(model, optimizer)
-    relaid = model.conv.weight.detach().clone()
-    original.restore()
-    assert same(values(model, optimizer), before)
-    assert model.conv.weight.is_contiguous()
-    torch.manual_seed(5)
-    step(model, optimizer)
-    torch.testing.assert_close(model.conv.weight.detach(), relaid)
-
-
-class Averaging(nn.Module):
-    """A buffer that is not written but replaced, as an average is often kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-        self.register_buffer("mean", torch.zeros(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.linear(x)
-        self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)
-        return out
-
-
-def test_a_buffer_that_a_step_replaces_comes_back() -> None:
-    model = Averaging()
-    buffer = model.mean
-    original = Snapshot.of([model], [])
-    model(torch.ones(4, 3))
-    original.restore()
-    assert same(model.mean, torch.zeros(2))
-    assert model.mean is buffer
-
-
-class Remembering(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        self.last = super().forward(x).detach()
-        return self.last
-
-
-def test_an_attribute_that_a_step_adds_is_gone_again() -> None:
-    model = Remembering(2, 2)
-    original = Snapshot.of([model], [])
-    model(torch.ones(1, 2))
-    original.restore()
-    assert not hasattr(model, "last")
 
 
 class Counting(nn.Module):
@@ -366,7 +265,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Attribute(list):  # type: ignore[type-arg]
+class Attribute(list):
     """A list that counts how often it is read."""
 
     reads = 0
@@ -398,28 +297,6 @@ def test_only_what_passes_change_is_noted_later(monkeypatch: pytest.MonkeyPatch)
     assert not model.history.reads
 
 
-def test_what_begins_later_is_seen_in_a_later_look() -> None:
-    model = nn.BatchNorm1d(3).eval()
-    snapshot = PassSnapshot([model], CPU)
-
-    def work() -> None:
-        model(torch.randn(4, 3))
-
-    for _ in range(FIRST_LOOKS + 2):
-        run_pass(snapshot, work)
-    model.train()
-    snapshot.look_again()
-    for _ in range(FIRST_LOOKS):
-        run_pass(snapshot, work)
-    snapshot.take()
-    assert not snapshot.is_looking
-    before = model.running_mean.clone()
-    work()
-    assert not torch.equal(model.running_mean, before)
-    snapshot.restore()
-    assert torch.equal(model.running_mean, before)
-
-
 def test_memory_that_runs_out_while_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.BatchNorm1d(3)
     snapshot = PassSnapshot([model], CPU)
@@ -437,26 +314,6 @@ def test_memory_that_runs_out_while_it_is_noted(monkeypatch: pytest.MonkeyPatch)
     snapshot.restore()
     assert torch.equal(model.running_mean, torch.zeros(3))
     assert fails == [0]
-
-
-def test_weights_whose_shape_is_not_known_yet() -> None:
-    model = nn.LazyBatchNorm1d()
-    snapshot = PassSnapshot([model], CPU)
-    run_pass(snapshot, lambda: model(torch.randn(4, 3)))
-    before = model.running_mean.clone()
-    snapshot.take()
-    model(torch.randn(4, 3))
-    snapshot.restore()
-    assert torch.equal(model.running_mean, before), "what the first pass has made is restored after the next"
-
-
-def test_two_models_that_share_a_part() -> None:
-    part = nn.BatchNorm1d(3)
-    snapshot = PassSnapshot([part, nn.Sequential(part)], CPU)
-    snapshot.take()
-    part(torch.randn(4, 3))
-    snapshot.restore()
-    assert torch.equal(part.running_mean, torch.zeros(3))
 
 
 @pytest.mark.gpu
@@ -526,19 +383,3 @@ def test_values_items_and_gradients_are_noted_anew() -> None:
     assert weight.tolist() == [2.0, 2.0]
     assert weight.grad is None
     assert settings == {"lr": 0.2, "betas": [1, 2]}
-
-
-def test_gradients_that_were_noted_are_added_to() -> None:
-    weights = [nn.Parameter(torch.ones(2)) for _ in range(4)]
-    weights[0].grad, weights[1].grad = torch.full((2,), 1.0), torch.full((2,), 2.0)
-    noted = Gradients(weights)
-    kept = weights[0].grad
-    weights[0].grad, weights[1].grad, weights[2].grad = torch.full((2,), 10.0), None, torch.full((2,), 5.0)
-    noted.add()
-    assert weights[0].grad is kept
-    assert [None if w.grad is None else w.grad.tolist() for w in weights] == [
-        [11.0, 11.0],
-        [2.0, 2.0],
-        [5.0, 5.0],
-        None,
-    ]

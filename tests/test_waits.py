@@ -84,7 +84,6 @@ def test_waits_are_noted_by_their_line_each_time() -> None:
         for _ in range(3):
             warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)  # as PyTorch says it
     ((site, times),) = seen.sites.items()
-    assert site is not None
     assert site.file == __file__
     assert "as PyTorch says it" in site.code
     assert times == len(seen) == 3
@@ -95,7 +94,6 @@ def test_waits_that_are_asked_for_are_noted_and_made(gpu: Gpu) -> None:
         assert torch.cuda.synchronize() == "done"  # asked for
     assert gpu.synchronized == 1
     ((site, times),) = seen.sites.items()
-    assert site is not None
     assert "asked for" in site.code
     assert times == 1
     torch.cuda.synchronize()

@@ -31,7 +31,6 @@ WITH_CHILDREN = (
     "hotloop.scripts.children",
     "hotloop.apps.doctor.turns",
     "hotloop.apps.learn.checking",
-    "hotloop.apps.learn.recording",
 )
 
 
@@ -228,9 +227,11 @@ def stand_in(folder: Path, server: str) -> str:
 
 
 def run_script(server: str, command: list[str]) -> int:
-    """Have a script run with the streams, the folder and the environment of this process; signals are not handed on."""
+    """Have a script run with the streams, the folder and the environment of this process; SIGTERM is handed on."""
     request = {"command": command, "cwd": str(Path.cwd()), "environment": dict(os.environ), "own_session": False}
-    return Running(server, ask(server, request, (0, 1, 2))).wait()
+    running = Running(server, ask(server, request, (0, 1, 2)))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(running.pid, signal.SIGTERM))
+    return running.wait()
 
 
 # In the process that forks
@@ -316,6 +317,11 @@ def become(request: dict[str, Any], streams: Sequence[int], begun: int) -> NoRet
         if "HOTLOOP_TEST_RANDOM" in os.environ or not isinstance(ended.code, int | None):
             raise
         leave(ended.code or 0)
+    except Exception:
+        if "HOTLOOP_TEST_RANDOM" in os.environ:
+            raise
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        leave(1)
     if "HOTLOOP_TEST_RANDOM" not in os.environ:
         leave(0)
     sys.exit()

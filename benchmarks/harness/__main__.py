@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from harness.end_to_end import WholeRuns
     from harness.records import Benchmark
     from harness.running import Setup
-    from harness.scaling import ScalingSetup
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -72,14 +71,6 @@ def bench(
     warm: Annotated[
         bool, typer.Option("--warm", help="End to end: repeat each run with the disk caches it left.")
     ] = False,
-    scaling: Annotated[
-        bool,
-        typer.Option("--scaling", help="Throughput against ranks: measured here, and modelled up to 1,024 GPUs."),
-    ] = False,
-    ranks: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBERS", help="With --scaling: how many ranks to measure.", show_default="1,2"),
-    ] = None,
     unseen: Annotated[
         bool, typer.Option("--unseen", help="The models of timm, torchvision and transformers, with random data.")
     ] = False,
@@ -126,11 +117,6 @@ def bench(
     to 20 s ([bold]--tutorial[/bold]). Caches on disk are empty. Beside it run a careful person's loop and Hugging
     Face's Trainer. A line before each workload says how long it may take.
 
-    [bold]--scaling[/bold] trains one workload on several ranks of this machine with DDP (gloo on a CPU, NCCL on GPUs).
-    It shows throughput, efficiency against one rank with as many threads, the share of a step in communication, and
-    latency and bandwidth of all-reduce, each beside the model's prediction and its error; then modelled results for 2
-    to 1,024 GPUs on named links.
-
     [bold]Examples[/bold]
       python -m harness mlp --quick                   [dim]seconds: does it work here?[/dim]
       python -m harness cnn gpt                       [dim]two workloads on the best device[/dim]
@@ -139,22 +125,12 @@ def bench(
       python -m harness --expert benchmarks/expert    [dim]beside hand-tuned loops[/dim]
       python -m harness --end-to-end 10,45            [dim]ten workloads, default settings[/dim]
       python -m harness --end-to-end 45 --plans cnn   [dim]beside plans by hand[/dim]
-      python -m harness --scaling resnet18 --ranks 1,2,4   [dim]what more ranks give[/dim]
     """
     from harness.about import hardware, slug
     from harness.end_to_end import TUTORIAL, run_end_to_end
     from harness.running import run
 
     command = command_line()
-    if scaling:
-        if end_to_end is not None or contestants is not None or expert is not None or unseen or plans or warm:
-            raise BadArgument(
-                "--scaling with options of another benchmark", fix="give it a workload, --ranks, --devices, --repeats"
-            )
-        _scale(_scaling_setup(workloads, devices, ranks, repeats, quick), out, command, as_json=as_json)
-        return
-    if ranks is not None:
-        raise BadArgument("--ranks without --scaling", fix="add --scaling")
     if not compiled and not plans:
         raise BadArgument("--no-compiled without --plans", fix="add --plans, or leave it out")
     names = _workloads(workloads, unseen=unseen, whole=end_to_end is not None)
@@ -195,47 +171,6 @@ def bench(
         _show(benchmark, written)
     if not benchmark.scores and not any(row.runs for row in benchmark.end_to_end):
         raise typer.Exit(1)
-
-
-def _scaling_setup(
-    workloads: list[str] | None, devices: str | None, ranks: str | None, repeats: int, quick: bool
-) -> "ScalingSetup":
-    """What to measure; what cannot be meant is told before the work begins."""
-    from harness.scaling import ScalingSetup
-
-    names = _workloads(workloads or ["gpt"], unseen=False, whole=False)
-    places = _places(devices)
-    if len(names) > 1 or len(places) > 1:
-        raise BadArgument("--scaling takes one workload on one device", fix="run it once for each")
-    try:
-        numbers = tuple(map(int, _names(ranks or "1,2", "--ranks")))
-    except ValueError:
-        raise BadArgument(
-            f"--ranks {printable(str(ranks))}", fix="give numbers with commas between them: 1,2"
-        ) from None
-    return ScalingSetup(names[0], places[0], ranks=numbers, repeats=repeats, quick=quick)
-
-
-def _scale(setup: "ScalingSetup", out: Path, command: str, *, as_json: bool) -> None:
-    """Measure, write and show."""
-    from harness.about import hardware, slug
-    from harness.scaling import run_scaling
-    from harness.scaling_charts import scaling_picture, scaling_table
-    from hotloop.files.whole import write_json, write_whole
-
-    folder = out / slug(hardware([setup.device]))
-    _must_be_a_place_for(folder)
-    words = console(stderr=True)
-    found = run_scaling(setup, command=command, tell=lambda what: say(words, what))
-    name = f"scaling-{found.workload}"
-    written = [folder / f"{name}.json", folder / f"{name}.png"]
-    write_json(written[0], found.to_json())
-    write_whole(written[1], scaling_picture(found))
-    if as_json:
-        print_json({"files": [str(path) for path in written], **found.to_json()})
-    else:
-        console().print(scaling_table(found))
-        _show_written(written)
 
 
 def _workloads(given: list[str] | None, *, unseen: bool, whole: bool) -> tuple[str, ...]:

@@ -2,12 +2,15 @@
 
 import platform
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,14 +49,21 @@ def versions() -> dict[str, str]:
     return found
 
 
+def facts(devices: Iterable[torch.device], command: str | None = None) -> dict[str, Any]:
+    """What every result says of where it comes from."""
+    return {
+        "command": command or shlex.join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "hardware": hardware(devices),
+        "versions": versions(),
+    }
+
+
 def begun(devices: Sequence[torch.device], command: str, *, quick: bool) -> Benchmark:
     """A benchmark that begins now: nothing is measured yet."""
     return Benchmark(
-        hardware=hardware(devices),
-        command=command,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=commit(),
-        versions=versions(),
+        **facts(devices, command),
         scores=(),
         curves=(),
         ceilings={},

@@ -15,10 +15,11 @@ from rich.text import Text
 
 from harness.records import DEFAULT, Benchmark, Curves, EndToEnd, Score, WholeRun
 from hotloop.printing.text import clipped, count, duration, printable
-from hotloop.report.plots import FEW_POINTS, LIGHT, Form, Theme, dress, encoded
+from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
 from hotloop.report.tuning import half_spread
 from hotloop.report.words import DASH, TIMES, times
 
+FEW_POINTS = 75  # of a curve, each of which is marked
 OURS, TUTORIAL, CAREFUL, EXPERT = "hotloop", "tutorial", "careful", "expert"
 QUICK = ("A quick run.", "Its sizes are tiny, to see that it works: these are no figures to quote.")
 PEERS = ("accelerate", "fabric", "lightning", "trainer")

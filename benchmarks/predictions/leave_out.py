@@ -195,7 +195,9 @@ def simulate(path: Path) -> None:
 def asked_by(simulator: Simulator, case: Training, batch: int) -> tuple[Found, PeakInterval]:
     """What a training asks of the tables, and the interval of its peak."""
     arguments = ["--batch", str(batch), "--steps", str(STEPS)]
-    found = simulator.run(case.script, arguments, _card(), steps=STEPS, time_limit=600, listeners=("asked:Asking",))
+    found = simulator.run(
+        case.script, arguments, _card(), steps=STEPS, time_limit=600, listeners=("asked:Asking",), timed=False
+    )
     assert found.interval is not None
     told: Found = json.loads(found.notes[-1])
     return told, found.interval

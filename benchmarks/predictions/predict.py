@@ -32,7 +32,6 @@ from hotloop.apps.simulate.table import load
 from hotloop.errors import HotloopError
 from hotloop.files.whole import write_json
 
-LISTENERS = ("hotloop.apps.simulate.memory:MemoryListener", "hotloop.apps.simulate.timeline:Time")
 CAPPED = Path(__file__).with_name("capped.py")
 LIMIT = 600.0  # seconds for one simulation on a slow machine
 Job = Callable[[Simulator], None]
@@ -77,7 +76,7 @@ def simulate(simulator: Simulator, case: Training, batch: int, on: Card, cap: in
     script, arguments = case.script, ["--batch", str(batch), "--steps", str(STEPS)]
     if cap is not None:
         script, arguments = CAPPED, [str(cap), str(case.script), *arguments]
-    found = simulator.run(script, arguments, on, steps=STEPS, time_limit=LIMIT, listeners=LISTENERS)
+    found = simulator.run(script, arguments, on, steps=STEPS, time_limit=LIMIT)
     wrong = [finding.code for finding in found.findings if finding.code != "out-of-memory"]
     if wrong or (found.completed < STEPS and not ran_out(found)):
         raise Failed(f"{case.name} with a batch of {batch}: {wrong or found.error or found.notes}")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from hotloop.apps.leaks.growth import watch_growth as watch_growth
     from hotloop.apps.simulate.block import simulate as simulate
     from hotloop.checkpoint.weights import read_weights as read_weights
-    from hotloop.data import pad_to as pad_to
     from hotloop.data import stream as stream
+    from hotloop.data.padding import pad_to as pad_to
     from hotloop.device import Choice as Choice
     from hotloop.device import pick as pick
     from hotloop.device.clock import measure as measure
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from hotloop.memory.release import release as release
     from hotloop.memory.usage import usage as usage
     from hotloop.monitor.watching import watch as watch
-    from hotloop.placement import golden_rule as golden_rule
     from hotloop.placement import move as move
     from hotloop.placement import place as place
     from hotloop.placement import to_numpy as to_numpy
+    from hotloop.placement.golden import golden_rule as golden_rule
     from hotloop.placement.waits import waits as waits
     from hotloop.plan import Plan as Plan
     from hotloop.ranks.group import world_size as world_size
     from hotloop.records import Report as Report
     from hotloop.step.survive import survive_oom as survive_oom
     from hotloop.training import Loop as Loop
-    from hotloop.training.hooks import Ema as Ema
+    from hotloop.training.callbacks import Ema as Ema
     from hotloop.training.warmup import WarmupCosine as WarmupCosine
     from hotloop.training.weight_loading import load_weights as load_weights
     from hotloop.values.rng import seed as seed
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 _HOMES = {
     "Choice": "device",
     "DeviceMismatch": "errors",
-    "Ema": "training.hooks",
+    "Ema": "training.callbacks",
     "HotloopError": "errors",
     "Loop": "training",
     "Plan": "plan",
     "Report": "records",
     "WarmupCosine": "training.warmup",
     "evaluate": "evaluation",
-    "golden_rule": "placement",
+    "golden_rule": "placement.golden",
     "load_weights": "training.weight_loading",
     "measure": "device.clock",
     "move": "placement",
-    "pad_to": "data",
+    "pad_to": "data.padding",
     "pick": "device",
     "place": "placement",
     "read_weights": "checkpoint.weights",

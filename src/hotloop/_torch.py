@@ -24,6 +24,7 @@ from torch.torch_version import TorchVersion
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker as _worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 # Processes
@@ -312,6 +313,36 @@ def dismiss_workers(loader: DataLoader[Any]) -> None:
     loader.__dict__["_iterator"] = None
 
 
+class _Asked:
+    """A call that is made where it is unpickled."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._call
+
+
+def ask_workers(loader: DataLoader[Any], function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What a function gives in each persistent worker of a loader, between two epochs.
+
+    It goes the way on which PyTorch tells workers of a new epoch. Where PyTorch has renamed that, or there are no
+    workers, nobody answers. RuntimeError: one has died.
+    """
+    batches, resume = getattr(loader, "_iterator", None), getattr(_worker, "_ResumeIteration", None)
+    queues = getattr(batches, "_index_queues", ())
+    if batches is None or resume is None or not hasattr(batches, "_get_data"):
+        return []
+    for queue in queues:
+        queue.put(resume(_Asked(function, *arguments)))
+    answers: list[Any] = []
+    while len(answers) < len(queues):
+        answer, _ = batches._get_data()
+        if isinstance(answer, resume):
+            answers.append(answer.seed)
+    return answers
+
+
 def end_as_garbage(batches: Iterator[Any]) -> None:
     """Let the workers of a loader's iterator end at once where the garbage collector comes by it.
 
@@ -413,7 +444,6 @@ UNSAFE_VIEW = _operators("_unsafe_view")  # a view of a fresh result
 CPU_ATTENTION = _operators("_scaled_dot_product_flash_attention_for_cpu")
 CPU_ATTENTION_BACKWARD = _operators("_scaled_dot_product_flash_attention_for_cpu_backward")
 SHALLOW_COPY_CHECK = "_has_compatible_shallow_copy_type"  # the function by which `Module.to` compares two devices
-REBUILDING = "torch._utils"  # the module whose functions a pickle of tensors names
 
 # The compiler
 

@@ -95,7 +95,6 @@ class Plan(Record):
     graph: int = 0  # steps in one CUDA graph: 0 for no graph, more than 1 only inside `fit`
     checkpointing: bool = False  # activation checkpointing of all repeated blocks
     recompute: tuple[str, ...] = ()  # names of the modules to checkpoint
-    memory_budget: int | str | None = None  # bytes for the run, such as "8GiB"; `recompute` is chosen to keep it
     # How a batch is cut into micro-batches, and what they weigh. "auto" finds out and compares with the whole batch;
     # "items" weighs by items, whatever differs; "off" never cuts. A number is the dimension that holds the items, as 1
     # does where time comes first. A function `(batch, start, stop)` returns the part, or `(part, weight)`.
@@ -142,8 +141,6 @@ class Plan(Record):
             if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
                 raise BadArgument(f"{name}={value!r}", fix=fix)
         object.__setattr__(self, "levers", tuple(sorted(set(self.levers))))  # in whatever order they were pulled
-        if isinstance(self.memory_budget, bool) or not isinstance(self.memory_budget, int | str | None):
-            raise BadArgument(f"memory_budget={self.memory_budget!r}", fix='give bytes, or words such as "8GiB"')
 
     def _check_split(self) -> None:
         split = self.split
@@ -210,7 +207,6 @@ class Trial(Record):
     high: float | None = None
     step: float | None = None  # seconds of a step with it
     cost: float | None = None  # seconds to pull it: a compile, a capture
-    drift: float | None = None  # how far the loss went from the run in fp32, as a share
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import math
 import types
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -11,6 +12,7 @@ from hotloop.printing import markup
 from hotloop.printing.text import count, duration, plural, printable, size
 
 MOST_ROWS = 50  # epochs that a notebook shows
+_AS_THEY_ARE = (int, str, bool)  # in JSON
 
 
 class Record:
@@ -23,31 +25,35 @@ class Record:
     def from_json(cls, data: dict[str, Any]) -> Self:
         hints = get_type_hints(cls)
         known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: _restore(hints[name], value) for name, value in data.items() if name in known})
+        return cls(**{name: restored(hints[name], value) for name, value in data.items() if name in known})
 
-    def is_sound(self) -> bool:
-        """Whether every field has a value of the type that it declares, and every number is finite."""
+    def is_sound(self, *, finite: bool = True) -> bool:
+        """Whether every field has a value of the type that it declares, and, with `finite`, no number is NaN or inf."""
         hints = get_type_hints(type(self))
-        return all(_is_of(hints[f.name], getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        return all(is_of(hints[f.name], getattr(self, f.name), finite=finite) for f in fields(self))  # type: ignore[arg-type]
 
 
-def _is_of(hint: Any, value: Any) -> bool:
+def is_of(hint: Any, value: Any, *, finite: bool = True) -> bool:
+    """Whether a value is what a type says, as far as records use types."""
     kind, arms = get_origin(hint), get_args(hint)
+    inner = partial(is_of, finite=finite)
     if kind in (types.UnionType, Union):
-        return any(_is_of(arm, value) for arm in arms)
+        return any(inner(arm, value) for arm in arms)
     if kind is Literal:
         return any(type(value) is type(arm) and value == arm for arm in arms)
     if kind is tuple:
         each = [arms[0]] * len(value) if arms[-1] is Ellipsis and isinstance(value, tuple) else list(arms)
-        return isinstance(value, tuple) and len(value) == len(each) and all(map(_is_of, each, value))
+        return isinstance(value, tuple) and len(value) == len(each) and all(map(inner, each, value))
     if kind is dict:
-        return isinstance(value, dict) and all(_is_of(arms[0], k) and _is_of(arms[1], v) for k, v in value.items())
+        return isinstance(value, dict) and all(inner(arms[0], k) and inner(arms[1], v) for k, v in value.items())
+    if kind is list:
+        return isinstance(value, list) and all(inner(arms[0], item) for item in value)
     if kind is not None:  # such as a callable, of which JSON holds nothing
         return isinstance(value, kind)
     if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        return type(value) in (int, float) and (math.isfinite(value) or not finite)
     if isinstance(hint, type) and issubclass(hint, Record):
-        return isinstance(value, hint) and value.is_sound()
+        return isinstance(value, hint) and value.is_sound(finite=finite)
     return hint is Any or type(value) is hint
 
 
@@ -59,7 +65,7 @@ def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _restore(hint: Any, value: Any) -> Any:
+def restored(hint: Any, value: Any) -> Any:
     """`value` as JSON gave it, in the type that the record declares."""
     if value is None:
         return math.nan if hint is float else None  # JSON has no NaN, and files have null for it
@@ -69,10 +75,14 @@ def _restore(hint: Any, value: Any) -> Any:
         return hint.from_json(value)
     if get_origin(hint) is tuple:
         arms = get_args(hint)
+        if arms[0] in _AS_THEY_ARE and arms[-1] is Ellipsis:  # of which tables have a million
+            return tuple(value)
         each = [arms[0]] * len(value) if arms[-1] is Ellipsis else list(arms)
-        return tuple(_restore(arm, item) for arm, item in zip(each, value, strict=True))
+        return tuple(restored(arm, item) for arm, item in zip(each, value, strict=True))
+    if get_origin(hint) is list and isinstance(value, list | tuple):
+        return [restored(get_args(hint)[0], item) for item in value]
     if get_origin(hint) is dict and isinstance(value, dict):
-        return {key: _restore(get_args(hint)[1], item) for key, item in value.items()}
+        return {key: restored(get_args(hint)[1], item) for key, item in value.items()}
     return value
 
 
@@ -219,15 +229,15 @@ class Report(Record):
     reason: str  # why this device
     precision: str
     parameters: int
-    started: str  # ISO 8601, UTC
-    seconds: float
-    steps: int  # updates of the weights
-    skipped: int  # updates that the gradient scaler skipped
-    interrupted: bool  # ended before it was done: by Ctrl-C, SIGTERM, the time limit or a hook
-    epochs: tuple[Epoch, ...]
-    curve: tuple[tuple[int, float], ...]  # (batch, loss), thinned
-    peak_memory: int | None  # bytes on the device; None where the device does not tell
     versions: dict[str, str]
+    started: str = ""  # ISO 8601, UTC
+    seconds: float = 0.0
+    steps: int = 0  # updates of the weights
+    skipped: int = 0  # updates that the gradient scaler skipped
+    interrupted: bool = False  # ended before it was done: by Ctrl-C, SIGTERM, the time limit or a hook
+    epochs: tuple[Epoch, ...] = ()
+    curve: tuple[tuple[int, float], ...] = ()  # (batch, loss), thinned
+    peak_memory: int | None = None  # bytes on the device; None where the device does not tell
     levers: tuple[str, ...] = ()  # that the plan had pulled
     tuning: float = 0.0  # seconds of the run in which plans were tried
     out_of_memory: int = 0  # times that memory ran out and the batch was repeated in micro-batches

@@ -1,6 +1,5 @@
 """The benchmark of what people bring: both loops train the same, and what came of it is written."""
 
-import importlib
 import itertools
 import json
 from pathlib import Path
@@ -9,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "everyday.py"
+from .conftest import Import
 
 
 @pytest.fixture
-def everyday(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARK.parent)
+def everyday(benchmark: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path))
-    return importlib.import_module("everyday")
+    return benchmark("everyday")
 
 
 @pytest.mark.parametrize("name", ["equation", "graph", "packed", "autoencoder", "recommendation"])
@@ -46,7 +44,7 @@ def test_it_tells_and_writes_what_came_of_it(
     out = tmp_path / "r.json"
     told = ["table", "field", "--quick", "--seconds", "0.02", "--device", "cpu", "--out", str(out)]
     monkeypatch.setattr(everyday, "apart", apart)
-    monkeypatch.setattr("sys.argv", [str(BENCHMARK), *told])
+    monkeypatch.setattr("sys.argv", ["everyday.py", *told])
     everyday.main()
     written, printed = json.loads(out.read_text()), capsys.readouterr().out
     assert {"command", "date", "commit", "hardware", "versions"} <= set(written)
@@ -55,9 +53,3 @@ def test_it_tells_and_writes_what_came_of_it(
     assert written["missing"] == {"field": "it broke"}
     assert "field: it broke" in printed
     assert "under 0.97" in printed
-
-
-def test_a_process_that_fails_is_told_by_its_last_line(everyday: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everyday.sys, "executable", "/bin/false")
-    arguments = everyday.argparse.Namespace(seconds=1.0, device="cpu", quick=True)
-    assert everyday.apart("table", arguments) == "it ended without a word"

@@ -1,7 +1,6 @@
 """The benchmark of the pixel operations runs, says what it ran on, and refuses to time what is wrong."""
 
 import dataclasses
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,12 @@ import pytest
 from hotloop.records import Timing
 
 from ..warm import Warm
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from .conftest import BENCHMARKS, Import
 
 
 @pytest.fixture
-def pixel_ops(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("pixel_ops")
+def pixel_ops(benchmark: Import) -> Any:
+    return benchmark("pixel_ops")
 
 
 def test_it_runs_and_writes_what_it_found(tmp_path: Path, warm: Warm) -> None:
@@ -53,8 +50,3 @@ def test_what_differs_is_not_timed(pixel_ops: Any) -> None:
     unlike_pillow = dataclasses.replace(flip, pillow=rotate.pillow)
     with pytest.raises(SystemExit, match="flip on cpu differs from Pillow"):
         pixel_ops.check(unlike_pillow, pixel_ops.inputs(6), "cpu")
-
-
-def test_without_git_there_is_no_commit(pixel_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixel_ops.shutil, "which", lambda _: None)
-    assert pixel_ops.commit() is None

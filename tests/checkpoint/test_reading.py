@@ -21,6 +21,7 @@ from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import Sum, Sums
 from hotloop.errors import BadArgument
 
+from ..thorough import tries
 from .trees import same
 
 TREE = {"model": {"weight": torch.arange(15.0)}, "words": ["a", "b"], "step": 7}
@@ -90,11 +91,6 @@ def be_a_pipe(path: Path) -> None:
     os.mkfifo(path / "state.json")
 
 
-def be_a_folder(path: Path) -> None:
-    (path / "state.json").unlink()
-    (path / "state.json").mkdir()
-
-
 def be_a_file(path: Path) -> None:
     shutil.rmtree(path)
     path.write_text("")
@@ -102,8 +98,6 @@ def be_a_file(path: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "tensors cut short": (cut, r"tensors\.safetensors: it is cut short: \d+ of \d+ bytes"),
-    "state cut short": (lambda path: cut(path, "state.json"), r"state\.json: it is cut short"),
-    "sums cut short": (lambda path: cut(path, "sums.json"), r"sums\.json is not JSON"),
     "tensors emptied": (lambda path: (path / "tensors.safetensors").write_bytes(b""), "cut short: 0 of"),
     "a longer file": (grow, "not the file that was written"),
     "a bit flipped": (other_content, "has changed since it was written"),
@@ -119,7 +113,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "sums that are deep": (lambda path: (path / "sums.json").write_bytes(b"[" * 60_000), "not JSON"),
     "another version": (other_version, r"version 99, written by hotloop 9\.9\\x1b"),
     "a pipe": (be_a_pipe, r"state\.json is not a file"),
-    "a folder": (be_a_folder, r"state\.json"),
     "a file in place of the folder": (be_a_file, r"step-000000007: sums\.json cannot be read: Not a directory"),
 }
 
@@ -134,19 +127,8 @@ def test_damage_is_named_and_the_one_before_is_used(store: Store, kind: str) -> 
     assert "step-000000007" in str(caught[0].message)
     assert "step-000000006 is used instead" in str(caught[0].message)
     assert caught[0].filename == __file__
-    assert loaded is not None
     assert loaded.step == 6
     assert same(loaded.tree, TREE)
-
-
-def test_no_sound_one_is_an_error_that_names_them(store: Store) -> None:
-    cut(newest(store))
-    (store.folder / "step-000000006" / "state.json").unlink()
-    with pytest.raises(DamagedCheckpoint) as caught:
-        store.load_latest()
-    assert "cut short" in caught.value.what
-    assert "state.json is missing" in caught.value.what
-    assert caught.value.fix
 
 
 def test_one_that_is_named_is_not_replaced_by_another(store: Store) -> None:
@@ -164,9 +146,7 @@ def test_a_link_that_the_person_names_is_followed(store: Store, tmp_path: Path) 
 
 def test_what_else_lies_in_the_folder_is_not_looked_at(store: Store) -> None:
     (newest(store) / ".DS_Store").write_bytes(b"\0")
-    loaded = store.load_latest()
-    assert loaded is not None
-    assert loaded.step == 7
+    assert store.load_latest().step == 7
 
 
 class Bomb:
@@ -177,11 +157,6 @@ class Bomb:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.mark,)
-
-
-def test_the_bomb_is_live(tmp_path: Path) -> None:
-    pickle.loads(pickle.dumps(Bomb(tmp_path / "ran")))  # noqa: S301
-    assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
@@ -197,6 +172,8 @@ def test_a_pickle_in_place_of_a_file_is_not_run(store: Store, tmp_path: Path, na
     with pytest.raises(DamagedCheckpoint, match=name):
         load(newest(store))
     assert not (tmp_path / "ran").exists()
+    pickle.loads(pickle.dumps(bomb))  # noqa: S301
+    assert (tmp_path / "ran").exists(), "a bomb that was not live proves nothing"
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "sums.json"])
@@ -220,11 +197,8 @@ def test_names_that_lead_out_of_the_folder_are_refused(store: Store, name: str) 
 
 STATES = {
     "deep": b"[" * 100_000 + b"]" * 100_000,
-    "deep tags": b'{"$tuple":[' * 20_000 + b"]}" * 20_000,
     "not JSON": b"\x80\x04",
     "not a number": b'{"a": NaN}',
-    "a long number": b"9" * 10_000,
-    "a tensor that is not there": b'{"$tensor": "../../x"}',
     "a tag that is not known": b'{"$call": ["os.system", "true"]}',
 }
 
@@ -234,15 +208,6 @@ def test_state_that_nobody_saved_is_refused(store: Store, kind: str) -> None:
     (newest(store) / "state.json").write_bytes(STATES[kind])
     vouch(newest(store))
     with pytest.raises(DamagedCheckpoint, match=r"state\.json"):
-        load(newest(store))
-
-
-@pytest.mark.parametrize(
-    "changes", [{"step": -1}, {"step": "7"}, {"step": True}, {"number": 1.5}, {"score": [1]}, {"score": "nan"}]
-)
-def test_sums_of_wrong_types_are_refused(store: Store, changes: dict[str, Any]) -> None:
-    vouch(newest(store), **changes)
-    with pytest.raises(DamagedCheckpoint, match=r"sums\.json"):
         load(newest(store))
 
 
@@ -263,7 +228,7 @@ def test_a_size_that_lies_reserves_nothing(store: Store) -> None:
     tracemalloc.stop()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(25, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_flipped_bit_shows(store: Store, data: st.DataObject) -> None:
     path = newest(store) / data.draw(st.sampled_from(["tensors.safetensors", "state.json", "sums.json"]))

@@ -6,15 +6,13 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from hotloop.checkpoint import host_copies
-from hotloop.checkpoint.host_copies import BLOCK, Snapshots, fits, portions
+from hotloop.checkpoint.host_copies import BLOCK, Snapshots, fits
 from hotloop.checkpoint.tensorfile import Source, read_tensors, write_tensors
 
-from .trees import raw, same
+from .trees import same
 
 
 def through_a_file(sources: list[Source]) -> dict[str, Tensor]:
@@ -22,16 +20,6 @@ def through_a_file(sources: list[Source]) -> dict[str, Tensor]:
     write_tensors(file, sources)
     file.seek(0)
     return read_tensors(file, len(file.getvalue()))
-
-
-@given(st.lists(st.integers(0, 40), max_size=6), st.integers(1, 64))
-def test_portions_fill_each_buffer_and_lose_nothing(sizes: list[int], room: int) -> None:
-    tensors = [torch.arange(size, dtype=torch.int16) for size in sizes]
-    found = list(portions(tensors, room))
-    assert b"".join(raw(piece) for portion in found for piece in portion) == b"".join(raw(t) for t in tensors)
-    filled = [sum(piece.numel() for piece in portion) for portion in found]
-    assert all(count == room for count in filled[:-1])
-    assert all(0 < count <= room for count in filled)
 
 
 def test_a_copy_must_leave_room_for_the_peak_of_training() -> None:
@@ -57,16 +45,6 @@ def sample(device: str) -> dict[str, Tensor]:
 
 def ordered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[name].cpu().contiguous() for name in sorted(tensors)}
-
-
-def test_later_changes_do_not_reach_a_snapshot() -> None:
-    tensors = sample("cpu")
-    tensors["wide"] = tensors["wide"].contiguous()
-    before = {name: tensor.clone() for name, tensor in tensors.items()}
-    sources = Snapshots().take(tensors)
-    for tensor in tensors.values():
-        tensor.zero_()
-    assert same(ordered(through_a_file(sources)), ordered(before))
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop import __version__
 from hotloop.checkpoint.sums import Sum, Sums
 
 FILES = {"tensors.safetensors": Sum(5, "ab"), "state.json": Sum(0, "cd")}
@@ -24,11 +22,6 @@ JSON = st.recursive(
 def test_sums_come_back_equal(step: int, number: int, score: float | None, goal: str | None) -> None:
     sums = Sums(step, number, score, FILES, goal)
     assert Sums.from_bytes(sums.to_bytes()) == sums
-
-
-def test_they_say_who_wrote_them_in_which_format() -> None:
-    about = json.loads(Sums(1, 2, math.inf, FILES).to_bytes())
-    assert (about["format"], about["version"], about["hotloop"]) == ("hotloop-checkpoint", 1, __version__)
 
 
 @given(st.data())

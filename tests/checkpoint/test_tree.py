@@ -22,7 +22,7 @@ from hotloop.checkpoint.tree import pack, unpack
 from hotloop.errors import BadArgument
 
 from ..thorough import tries
-from .trees import raw, same
+from .trees import same
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -92,11 +92,6 @@ TREES = st.recursive(
 @given(TREES)
 def test_a_tree_comes_back_as_it_was(tree: Any) -> None:
     assert same(again(tree), tree)
-
-
-@pytest.mark.parametrize("value", [float("nan"), -float("nan"), math.inf, -math.inf, -0.0, 5e-324, 0.1 + 0.2])
-def test_numbers_are_exact(value: float) -> None:
-    assert same(again([value]), [value])
 
 
 def test_an_integer_of_any_size_is_exact_also_as_a_key() -> None:
@@ -294,11 +289,6 @@ def test_every_scheduler_of_torch_comes_back(name: str) -> None:
     assert [step(other, resumed) for _ in range(4)] == [step(optimizer, schedule) for _ in range(4)]
 
 
-def test_a_gradient_scaler_comes_back() -> None:
-    scaler = torch.amp.GradScaler("cpu")
-    assert same(again(scaler.state_dict()), scaler.state_dict())
-
-
 HOSTILE: list[Any] = [
     {"$tensor": "../../etc/passwd"}, {"$tensor": []}, {"$tensor": "w", "order": [0, 0]},
     {"$tensor": "w", "order": ["a"]},
@@ -344,7 +334,3 @@ def test_deep_data_is_a_value_error() -> None:
         data = {"$tuple": [data]}
     with pytest.raises(ValueError, match="Recursion"):
         unpack({}, data)
-
-
-def test_raw_sees_bits() -> None:
-    assert raw(torch.tensor([0.0])) != raw(torch.tensor([-0.0]))

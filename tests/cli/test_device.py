@@ -1,21 +1,19 @@
+"""`hotloop device`: machines of every kind in words and as data, and what a script may require."""
+
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-pytest.importorskip("typer")
+import torch
 
 from hotloop import __version__
-from hotloop.cli import main
+from hotloop.device import Choice
+from hotloop.device.choice import pick_from
 from hotloop.device.facts import Cpu, InstalledGpu, MachineFacts, VisibleGpu
-from hotloop.device.summary import DeviceSummary
 from hotloop.printing.text import wrap
 
-from ..warm import HOTLOOP, Warm
+from .conftest import Done, Run
 
 GIB = 2**30
 GPU = VisibleGpu(0, "NVIDIA H200", (9, 0), 130 * GIB, 139 * GIB)
@@ -38,32 +36,22 @@ SEVERAL = replace(
 CPU_ONLY = MachineFacts(torch_version="2.13.0+cpu", hardware=(), cpu=CUDA.cpu)
 
 
-class Terminal:
-    """Runs `hotloop` on a made-up machine, and holds what it printed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch = monkeypatch
-        self.capsys = capsys
-        monkeypatch.delenv("HOTLOOP_DEVICE", raising=False)
-        for name in ("HOTLOOP_DEBUG", "FORCE_COLOR", "TTY_COMPATIBLE"):
-            monkeypatch.delenv(name, raising=False)
-        self.width(80)
-
-    def width(self, columns: int) -> None:
-        self.monkeypatch.setenv("COLUMNS", str(columns))
-
-    def run(self, facts: MachineFacts, *arguments: str) -> int:
-        self.monkeypatch.setattr("hotloop.device.probe", lambda: facts)
-        self.monkeypatch.setattr(sys, "argv", ["hotloop", "device", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        self.out, self.err = self.capsys.readouterr()
-        return ended.value.code or 0
+VERB = ("device",)
+On = Callable[..., Done]
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(monkeypatch, capsys)
+def on(run: Run, monkeypatch: pytest.MonkeyPatch) -> On:
+    """The command on a made-up machine."""
+    for name in ("HOTLOOP_DEVICE", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(facts: MachineFacts, *arguments: str) -> Done:
+        monkeypatch.setattr("hotloop.device.probe", lambda: facts)
+        return run(*arguments)
+
+    return call
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -80,7 +68,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
                 "580.95.05",
                 "13.0 in torch, 13.0 at most",
                 "9.10.2",
-                "yes / yes / yes",
                 "bf16",
             ],
         ),
@@ -93,38 +80,32 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ],
     ids=["gpu", "cpu", "several", "no nodes", "unknown driver", "rocm", "nothing known"],
 )
-def test_the_panel(terminal: Terminal, facts: MachineFacts, words: list[str], width: int) -> None:
-    terminal.width(width)
-    assert terminal.run(facts) == 0
+def test_the_panel(on: On, monkeypatch: pytest.MonkeyPatch, facts: MachineFacts, words: list[str], width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, err = on(facts)
+    assert (code, err) == (0, "")
     for word in words:
-        assert word in terminal.out
-    assert max(map(len, terminal.out.splitlines())) <= width
-    assert terminal.err == ""
+        assert word in out
+    assert max(map(len, out.splitlines())) <= width
+    assert out.count("this machine has no NVIDIA GPU") <= 1, "a cause is told once"
 
 
-def test_a_cause_is_told_once(terminal: Terminal) -> None:
-    terminal.run(CPU_ONLY)
-    assert terminal.out.count("this machine has no NVIDIA GPU") == 1
-
-
-def test_foreign_strings_are_shown_and_not_obeyed(terminal: Terminal) -> None:
+def test_foreign_strings_are_shown_and_not_obeyed(on: On) -> None:
     name = "[red]evil[/red] [/] \x1b[2J"
-    assert terminal.run(replace(CUDA, gpus=(replace(GPU, name=name),), driver="[bold")) == 0
-    assert "[red]evil[/red] [/] \\x1b[2J" in terminal.out
-    assert "[bold" in terminal.out
-    assert "\x1b" not in terminal.out
+    code, out, _ = on(replace(CUDA, gpus=(replace(GPU, name=name),), driver="[bold"))
+    assert code == 0
+    assert "[red]evil[/red] [/] \\x1b[2J" in out
+    assert "[bold" in out
+    assert "\x1b" not in out
 
 
 @pytest.mark.parametrize("facts", [CUDA, SEVERAL, NO_NODES, CPU_ONLY, MachineFacts()])
-def test_json_is_one_object_with_the_same_content(terminal: Terminal, facts: MachineFacts) -> None:
-    assert terminal.run(facts, "--json") == 0
-    data = json.loads(terminal.out)
-    assert data["hotloop"] == __version__
-    seen = DeviceSummary.from_json(data)
-    assert seen.to_json() == {**data, "causes": tuple(data["causes"]), "gpus": tuple(data["gpus"])}
-    assert set(data) >= {"device", "name", "precision", "reason", "causes", "memory", "capability", "driver", "cuda"}
-    assert set(data) >= {"cudnn", "tf32", "bf16", "fp16", "gpus", "cpu", "torch", "python", "platform", "hotloop"}
-    assert len(data["gpus"]) == len(facts.gpus)
+def test_json_is_one_object_with_all_that_is_known(on: On, facts: MachineFacts) -> None:
+    code, out, _ = on(facts, "--json")
+    data = json.loads(out)
+    assert (code, data["hotloop"]) == (0, __version__)
+    assert MachineFacts.from_json(data["machine"]) == facts
+    assert str(Choice.from_json(data)) == str(pick_from(facts))
 
 
 @pytest.mark.parametrize(
@@ -143,24 +124,26 @@ def test_json_is_one_object_with_the_same_content(terminal: Terminal, facts: Mac
     ],
 )
 def test_exit_codes_and_what_is_said_on_stderr(
-    terminal: Terminal, facts: MachineFacts, arguments: list[str], code: int, words: list[str]
+    on: On, facts: MachineFacts, arguments: list[str], code: int, words: list[str]
 ) -> None:
-    assert terminal.run(facts, *arguments) == code
-    assert bool(terminal.err) is bool(code)
+    ended, _, err = on(facts, *arguments)
+    assert ended == code
+    assert bool(err) is bool(code)
     for word in words:
-        assert word in terminal.err
-    assert "Traceback" not in terminal.err
+        assert word in err
+    assert "Traceback" not in err
 
 
-def test_require_still_prints_the_json(terminal: Terminal) -> None:
-    assert terminal.run(CPU_ONLY, "--require", "cuda", "--json") == 3
-    assert json.loads(terminal.out)["device"] == "cpu"
+def test_require_still_prints_the_json(on: On) -> None:
+    code, out, _ = on(CPU_ONLY, "--require", "cuda", "--json")
+    assert (code, json.loads(out)["device"]) == (3, "cpu")
 
 
-def test_the_environment_is_named(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_named(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTLOOP_DEVICE", "cuda:7")
-    assert terminal.run(CUDA) == 3
-    assert "HOTLOOP_DEVICE asks for cuda:7" in terminal.err
+    code, _, err = on(CUDA)
+    assert code == 3
+    assert "HOTLOOP_DEVICE asks for cuda:7" in err
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
@@ -173,38 +156,19 @@ def test_a_command_is_never_broken(width: int) -> None:
     assert all(line.startswith("  ") for line in lines)
 
 
-def hotloop(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if key not in ("HOTLOOP_DEVICE", "FORCE_COLOR")} | environ
-    command = [sys.executable, "-X", "importtime", "-m", "hotloop", "device", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-
-def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
-    return {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-
-
-def test_help_teaches_and_does_not_import_torch() -> None:
-    done = hotloop("--help", COLUMNS="80")
-    assert done.returncode == 0
-    assert "hotloop device --require cuda" in done.stdout
-    assert "typer" in imported(done)
-    assert "torch" not in imported(done)
-
-
-def test_the_real_machine(warm: Warm, tmp_path: Path) -> None:
-    done = warm.run(*HOTLOOP, "device", "--device", "cpu", "--json", cwd=tmp_path)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["device"] == "cpu"
+def test_the_real_machine(run: Run) -> None:
+    code, out, _ = run("--device", "cpu", "--json")
+    assert (code, json.loads(out)["device"]) == (0, "cpu")
 
 
 @pytest.mark.gpu
-def test_the_real_gpu() -> None:
-    import torch
-
-    data = json.loads(hotloop("--json").stdout)
+def test_the_real_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOTLOOP_DEVICE", raising=False)
+    data = json.loads(run("--json").out)
     assert data["device"].startswith("cuda:")
     assert data["name"] == torch.cuda.get_device_name(data["device"])
-    assert data["memory"]["free"] > 0
-    assert data["capability"] == "{}.{}".format(*torch.cuda.get_device_capability(data["device"]))
-    assert data["driver"]
-    assert hotloop("--require", "cuda").returncode == 0
+    gpu = data["machine"]["gpus"][torch.device(data["device"]).index]
+    assert gpu["free"] > 0
+    assert tuple(gpu["capability"]) == torch.cuda.get_device_capability(data["device"])
+    assert data["machine"]["driver"]
+    assert run("--require", "cuda").code == 0

@@ -6,19 +6,18 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from hotloop.apps.doctor.diagnosis import Diagnosis
-from hotloop.cli import main
+from hotloop.apps.doctor.examination import Examination
 
 from ..processes import gone
 from ..warm import HOTLOOP, Warm
+from .conftest import Run
 
 SCRIPT = """\
 import argparse, gc
@@ -29,7 +28,7 @@ torch.set_num_threads(1)
 parser = argparse.ArgumentParser()
 parser.add_argument("--width", type=int, default=4)
 width = parser.parse_args().width
-kept = [[] for _ in range(300_000)]
+kept = [[] for _ in range(50_000)]
 model = nn.Linear(width, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
 while True:
@@ -39,27 +38,14 @@ while True:
     optimizer.step()
     gc.collect()  # a fault
 """
-OPTIONS = ("--steps", "10", "--turns", "3")
-Run = Callable[..., subprocess.CompletedProcess[str]]
+OPTIONS = ("--steps", "6", "--turns", "3")
+VERB = ("doctor",)
 
 
-@pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], forked_children: None
-) -> Run:
-    """The command line in this process, which has torch already; the script has its own even so."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("hotloop.apps.doctor.examination.SECONDS", 0.2)
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children: None) -> None:
+    monkeypatch.setattr("hotloop.apps.doctor.examination.SECONDS", 0.1)
     (tmp_path / "train.py").write_text(SCRIPT)
-
-    def call(*args: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["hotloop", "doctor", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return subprocess.CompletedProcess(args, ended.value.code or 0, *capfd.readouterr())
-
-    return call
 
 
 def test_a_script_without_an_optimizer_is_examined(run: Run, tmp_path: Path) -> None:
@@ -79,76 +65,73 @@ while time.monotonic() < begun + 60:
     )
     (tmp_path / "by_hand.py").write_text(body)
     done = run("--steps", "4", "--turns", "3", "--json", "by_hand.py")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["findings"]
+    assert done.code == 0, done.err
+    (found,) = json.loads(done.out)["findings"]
     assert (found["code"], found["verdict"]) == ("gc.collect()  # a fault", "confirmed")
     assert found["losses"] == "all 8 losses are equal to the bit"
 
 
-def test_findings_are_shown_and_a_patch_is_left_that_applies(run: Run, tmp_path: Path) -> None:
+def test_findings_are_shown_and_written_where_they_are_asked_for(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a patch, by `--apply` and, if the file was changed meanwhile, not at all."""
+    script, repaired = tmp_path / "train.py", SCRIPT.replace("    gc.collect()  # a fault\n", "")
+    found: list[tuple[Diagnosis, dict[Path, tuple[str, str]]]] = []
+    examine = Examination.run
+
+    def kept(examination: Examination) -> Diagnosis:
+        found.append((examine(examination), examination.changed))
+        return found[0][0]
+
+    monkeypatch.setattr(Examination, "run", kept)
     done = run(*OPTIONS, "--out", "found", "train.py", "--width", "8")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"1  train.py:17  \d+\.\d\d× as fast \(\d+\.\d\d to \d+\.\d\d\)", done.stdout)
-    assert "-    gc.collect()  # a fault" in done.stdout
-    assert "losses are equal to the bit" in done.stdout
-    assert "1 fix helps" in done.stdout
-    assert "hotloop: looking at its steps" in done.stderr
-    assert sorted(file.name for file in (tmp_path / "found").iterdir()) == [
-        "fixes.patch",
-        "report.html",
-        "report.json",
-    ]
+    assert done.code == 0, done.err
+    assert re.search(r"1  train.py:17  \d+\.\d\d× as fast \(\d+\.\d\d to \d+\.\d\d\)", done.out)
+    for words in ("-    gc.collect()  # a fault", "losses are equal to the bit", "1 fix helps"):
+        assert words in done.out
+    assert "hotloop: looking at its steps" in done.err
+    assert {file.name for file in (tmp_path / "found").iterdir()} == {"fixes.patch", "report.html", "report.json"}
     page = (tmp_path / "found/report.html").read_text()
     assert "What slows train.py down" in page
     assert '<span class="removed">-    gc.collect()  # a fault</span>' in page
-    assert (tmp_path / "train.py").read_text() == SCRIPT
-    command = re.search(r"`(patch .*)`", done.stdout)
-    assert command is not None
-    assert command[1] == "patch -p1 < found/fixes.patch"
-    git = shutil.which("git")
-    assert git is not None
-    subprocess.run([git, "apply", "found/fixes.patch"], cwd=tmp_path, check=True)
-    assert (tmp_path / "train.py").read_text() == SCRIPT.replace("    gc.collect()  # a fault\n", "")
     data = json.loads((tmp_path / "found/report.json").read_text())
     assert data["kind"] == "doctor"
-    assert Diagnosis.from_json(data["diagnosis"]).confirmed
+    assert Diagnosis.from_json(data["diagnosis"]) == found[0][0]
+    assert found[0][0].is_sound()
+    assert script.read_text() == SCRIPT
+    assert "`patch -p1 < found/fixes.patch`" in done.out
+    subprocess.run([str(shutil.which("git")), "apply", "found/fixes.patch"], cwd=tmp_path, check=True)
+    assert script.read_text() == repaired
+    script.write_text(SCRIPT)
+    script.chmod(0o750)
 
+    def as_before(examination: Examination) -> Diagnosis:
+        diagnosis, examination.changed = found[0]
+        return diagnosis
 
-def test_apply_writes_the_fixes_and_json_tells_of_it(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").chmod(0o750)
-    done = run(*OPTIONS, "--apply", "--json", "train.py")
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
-    assert data["changed"] == [str(tmp_path / "train.py")]
+    monkeypatch.setattr(Examination, "run", as_before)
+    done = run("--apply", "--json", "train.py")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert data["changed"] == [str(script)]
     assert data["findings"][0]["verdict"] == "confirmed"
-    assert "gc.collect()" not in (tmp_path / "train.py").read_text()
-    assert (tmp_path / "train.py").stat().st_mode & 0o777 == 0o750
+    assert script.read_text() == repaired
+    assert script.stat().st_mode & 0o777 == 0o750
     assert Path(data["folder"], "report.html").exists()
-
-
-def test_a_file_that_was_changed_meanwhile_stays_as_it_is(run: Run, tmp_path: Path, monkeypatch) -> None:
-    from hotloop.apps.doctor.examination import Examination
-
-    examine = Examination.run
-
-    def and_edit(examination: Examination) -> Diagnosis:
-        found = examine(examination)
-        (tmp_path / "train.py").write_text("mine = 1\n")
-        return found
-
-    monkeypatch.setattr(Examination, "run", and_edit)
-    done = run(*OPTIONS, "--apply", "train.py")
-    assert done.returncode == 2
-    assert "train.py was changed while it was examined, so nothing was written" in done.stderr
-    assert (tmp_path / "train.py").read_text() == "mine = 1\n"
+    shutil.rmtree(tmp_path / "runs")
+    script.write_text("mine = 1\n")
+    done = run("--apply", "train.py")
+    assert done.code == 2
+    assert "train.py was changed while it was examined, so nothing was written" in done.err
+    assert script.read_text() == "mine = 1\n"
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_script_without_faults_is_told_so(run: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("    gc.collect()  # a fault\n", ""))
     done = run(*OPTIONS, "--out", "found", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert "19 rules found nothing to repair." in " ".join(done.stdout.split())
+    assert done.code == 0, done.err
+    assert "19 rules found nothing to repair." in " ".join(done.out.split())
     assert not (tmp_path / "found/fixes.patch").exists()
 
 
@@ -164,9 +147,9 @@ def test_what_cannot_be_done_is_explained_and_nothing_is_left(
     run: Run, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
     done = run(*arguments)
-    assert done.returncode == code
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == code
+    assert message in done.err
+    assert "Traceback" not in done.err
     assert [file.name for file in tmp_path.iterdir()] == ["train.py"]
 
 
@@ -194,3 +177,23 @@ def test_ctrl_c_ends_the_script_and_leaves_nothing(tmp_path: Path, warm: Warm) -
     assert list((tmp_path / "temporary").iterdir()) == []
     assert not (tmp_path / "runs").exists()
     assert "gc.collect()" in (tmp_path / "train.py").read_text()
+
+
+def test_fixes_of_several_files_are_written_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hotloop.apps.doctor.doctor_verb import _write
+    from hotloop.files import whole
+
+    first, second = tmp_path / "train.py", tmp_path / "data.py"
+    write = whole.write_whole
+
+    def full(file: Path, content: bytes) -> None:
+        if file == second:
+            raise OSError("no space left")
+        write(file, content)
+
+    monkeypatch.setattr(whole, "write_whole", full)
+    for file in (first, second):
+        file.write_text("slow\n")
+    with pytest.raises(OSError, match="no space"):
+        _write({first: ("slow\n", "fast\n"), second: ("slow\n", "fast\n")})
+    assert [file.read_text() for file in (first, second)] == ["slow\n", "slow\n"]

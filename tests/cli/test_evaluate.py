@@ -1,15 +1,13 @@
 """`hotloop evaluate` and the person's own file, as a person runs it."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from hotloop.cli import main
+from .conftest import Run
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 MINE = """
@@ -36,30 +34,17 @@ def changed():
     loop, loader, _ = build()
     return loop, loader, {"device_transform": lambda batch: batch}
 """
-Run = Callable[..., tuple[object, str, str]]
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """The command line in this process and in a folder of its own: exit code, stdout, stderr."""
+VERB = ("evaluate",)
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     torch.save({"weight": 9 * torch.eye(4), "bias": torch.zeros(4)}, tmp_path / "eye.pt")
     torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "other.pt")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOTLOOP_DEVICE", "cpu")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-    def evaluate(*args: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hotloop", "evaluate", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    yield evaluate
-    sys.modules.pop("mine", None)
 
 
 def test_weights_are_measured_on_what_is_held_out(run: Run) -> None:
@@ -92,8 +77,4 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("args", "words"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_one_clear_message(run: Run, args: tuple[str, ...], words: str) -> None:
-    code, _, err = run(*args)
-    assert code == 2
-    assert words in err
-    assert "fix:" in err
-    assert "Traceback" not in err
+    run(*args).assert_told(words)

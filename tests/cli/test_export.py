@@ -1,7 +1,6 @@
 """`hotloop export`: the weights of a checkpoint as one file."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,33 +8,21 @@ import torch
 from safetensors.torch import load_file
 
 from hotloop.checkpoint.store import Store
-from hotloop.cli import main
+
+from .conftest import Run
+
+VERB = ("export",)
 
 
-@pytest.fixture
-def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*args: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hotloop", "export", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return run
-
-
-def test_the_latest_or_the_best_becomes_a_file(call, tmp_path: Path) -> None:
+def test_the_latest_or_the_best_becomes_a_file(run: Run, tmp_path: Path) -> None:
     store = Store(tmp_path / "run")
     for step, score in ((1, 0.1), (2, 0.2)):
         store.save(step, {"loop": {"model": {"weight": torch.full((2, 3), float(step))}, "epoch": 1}}, score=score)
-    code, out, _ = call("run")
+    code, out, _ = run("run")
     assert code == 0
     assert "model.safetensors: " in out
     assert load_file(tmp_path / "model.safetensors")["weight"].unique() == 2
-    code, out, _ = call("run", "--best", "-o", "best.safetensors", "--json")
+    code, out, _ = run("run", "--best", "-o", "best.safetensors", "--json")
     assert json.loads(out)["checkpoint"] == str(Path("run/step-000000001"))
     assert load_file(tmp_path / "best.safetensors")["weight"].unique() == 1
 
@@ -49,10 +36,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_cannot_be_exported_says_why(call, tmp_path: Path, what: str) -> None:
+def test_what_cannot_be_exported_says_why(run: Run, tmp_path: Path, what: str) -> None:
     Store(tmp_path / "other").save(1, {"rows": [1, 2, 3]})
     arguments, words = WRONG[what]
-    code, _, err = call(*arguments)
-    assert code == 2
-    assert words in err
+    run(*arguments).assert_told(words)
     assert not list(tmp_path.glob("model*"))

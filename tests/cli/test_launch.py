@@ -4,15 +4,12 @@ import json
 import os
 import signal
 import socket
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from hotloop.cli import main
-
 from ..warm import HOTLOOP, Warm
+from .conftest import Run
 
 SCRIPT = """\
 import json, os, signal, sys, time
@@ -48,10 +45,6 @@ if how == "twice":
         Path("begun").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(30)
-if how == "wait":
-    signal.signal(signal.SIGTERM, lambda *_: (Path(f"saved-{rank}").touch(), sys.exit(0)))
-    Path(f"ready-{rank}").touch()
-    time.sleep(60)
 """
 
 
@@ -115,36 +108,7 @@ def test_ranks_are_restarted_and_one_that_was_killed_is_named(folder: Path, warm
     assert [file.name for file in folder.iterdir()] == ["script.py"], "no temporary files are left"
 
 
-def test_sigterm_reaches_every_rank(folder: Path, warm: Warm) -> None:
-    err = folder / "err"
-    command = ("launch", "--processes", "2", "script.py", "wait")
-    running = warm.start(*HOTLOOP, *command, cwd=folder, environment=environment(), err=err, own_session=True)
-    end = time.monotonic() + 60
-    while len(list(folder.glob("ready-*"))) < 2 and time.monotonic() < end:
-        time.sleep(0.05)
-    os.kill(running.pid, signal.SIGTERM)
-    assert running.wait() == 128 + signal.SIGTERM
-    assert len(list(folder.glob("saved-*"))) == 2
-    assert err.read_text().endswith("hotloop: stopped by SIGTERM\n")
-
-
-@pytest.fixture
-def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """The command line in this process: exit code, stdout, stderr. Nothing here gets as far as a launch."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*args: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hotloop", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return call
-
-
-def test_a_dry_run_prints_the_line_alone(run) -> None:
+def test_a_dry_run_prints_the_line_alone(run: Run, folder: Path) -> None:
     command = ("launch", "--max-restarts", "3", "--processes", "2", "--dry-run", "script.py", "a b")
     code, out, err = run(*command)
     assert (code, err) == (0, "")
@@ -159,9 +123,21 @@ def test_a_dry_run_prints_the_line_alone(run) -> None:
 
 MISTAKES = {
     "no script": (("missing.py",), 2, "there is no file missing.py"),
+    "no process": (("--processes", "0", "script.py"), 2, "--processes 0"),
+    "not one GPU": (("--gpus", "0", "script.py"), 2, "--gpus 0"),
+    "both": (("--gpus", "1", "--processes", "1", "script.py"), 2, "--gpus and --processes"),
+    "nowhere to meet": (("--nodes", "2", "script.py"), 2, "without a place where they meet"),
+    "one too many": (
+        ("--nodes=2", "--node-rank=2", "--master=node-0:29500", "script.py"),
+        2,
+        "--node-rank 2 of 2 nodes",
+    ),
+    "no number of nodes": (("--nodes", "two", "script.py"), 2, "--nodes 'two'"),
+    "a range upside down": (("--nodes=4:2", "--master=node-0:29500", "script.py"), 2, "--nodes '4:2'"),
+    "no number of restarts": (("--max-restarts", "x", "script.py"), 2, "--max_restarts: invalid int value: 'x'"),
     "no GPU": (("--gpus", "64", "script.py"), 3, "--gpus 64: torch sees "),
     "no number": (("--gpus", "two", "script.py"), 2, "--gpus 'two'"),
-    "unknown option": (("--procesess=2", "script.py"), 2, "did you mean --processes?"),
+    "unknown option": (("--procesess=2", "script.py"), 2, "did you mean '--processes'?"),
     "JSON of a run": (("--json", "script.py"), 2, "--json without --dry-run"),
     "no time": (("--join-timeout", "5", "script.py"), 2, "'5' is not a duration"),
     "nobody at home": (
@@ -173,39 +149,19 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("args", "code", "says"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_ends_in_words(run, args: tuple[str, ...], code: int, says: str) -> None:
-    ended, out, err = run("launch", *args)
-    assert ended == code
-    assert says in err
-    assert "fix:" in err
-    assert "Traceback" not in err
-    assert out == ""
+def test_a_mistake_ends_in_words(run: Run, folder: Path, args: tuple[str, ...], code: int, says: str) -> None:
+    done = run("launch", *args)
+    done.assert_told(says, code)
+    assert done.out == ""
 
 
-@pytest.mark.parametrize("option", ["--master", "--rendezvous"])
-def test_a_port_that_is_taken_is_told_at_once(run, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.launch.torchrun.ANSWER", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def test_a_port_that_is_taken_is_told_at_once(run: Run, folder: Path) -> None:
+    with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         where = f"127.0.0.1:{port}"
-        rank = ("--node-rank", "0") if option == "--master" else ()
-        code, _, err = run("launch", "--nodes", "2", *rank, option, where, "--processes", "1", "script.py", "tell")
+        nodes = ("--nodes", "2", "--node-rank", "0", "--master", where)
+        code, _, err = run("launch", *nodes, "--processes", "1", "script.py", "tell")
     assert code == 4
-    assert f"nodes cannot meet at {where}: port {port} is taken on this host by " in err
-    assert f"fix: end it, or choose another port on every node: {option} 127.0.0.1:{port + 1}" in err
-
-
-TRAINING = {
-    "no GPU": (("--gpus", "64"), 3, "--gpus 64: torch sees "),
-    "no number": (("--gpus", "some"), 2, "--gpus 'some'"),
-    "a device too": (("--gpus", "2", "--device", "cuda:0"), 2, "--gpus 2 and --device cuda:0"),
-}
-
-
-@pytest.mark.parametrize(("args", "code", "says"), TRAINING.values(), ids=TRAINING)
-def test_train_tells_gpus_that_cannot_be_had_before_it_begins(run, folder: Path, args, code: int, says: str) -> None:
-    ended, out, err = run("sprites", "train", *args)
-    assert (ended, out) == (code, "")
-    assert says in err
-    assert "fix:" in err
-    assert [file.name for file in folder.iterdir()] == ["script.py"]
+    assert f"nodes cannot meet at {where}: port {port} of this host" in err
+    assert f"by process {os.getpid()} (" in err
+    assert f"fix: end it, or choose another port on every node: --master 127.0.0.1:{port + 1}" in err

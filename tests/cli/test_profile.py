@@ -5,8 +5,6 @@ import json
 import os
 import pty
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hotloop.cli import main
 from hotloop.profiling.profile_record import Profile
-from hotloop.report.document import Plot
 
 from ..processes import gone
 from ..thorough import THOROUGH
 from ..warm import HOTLOOP, Warm
+from .conftest import Run
 
 SCRIPT = """
 import argparse, sys, time
@@ -55,24 +52,8 @@ finally:
 """
 
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], forked_children: None
-) -> Run:
-    """The command line in this process, which has torch already; the script has its own even so."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*args: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["hotloop", "profile", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return subprocess.CompletedProcess(args, ended.value.code or 0, *capfd.readouterr())
-
-    return call
+VERB = ("profile",)
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 
 def test_a_script_is_profiled_and_a_page_is_left(tmp_path: Path, warm: Warm) -> None:
@@ -97,16 +78,12 @@ def test_a_script_is_profiled_and_a_page_is_left(tmp_path: Path, warm: Warm) -> 
     assert trace["traceEvents"]
 
 
-def test_json_is_one_object_and_the_scripts_words_go_past_it(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plot = Plot("", "", b"", b"")  # pictures take seconds; the page of the test above has them
-    monkeypatch.setattr("hotloop.report.profile_page._plot", lambda *_, **__: plot)
+def test_json_is_one_object_and_the_scripts_words_go_past_it(tmp_path: Path, run: Run) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = run("--steps", "2", "--warmup", "1", "--json", "train.py")
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
-    assert "clean 5" in done.stderr
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert "clean 5" in done.err
     assert Path(tmp_path, data["folder"], "report.html").exists()
     assert data["ceilings"]["fp32"] > 0
     assert data["steps"] == 2
@@ -119,8 +96,8 @@ def test_a_script_without_an_optimizer_is_profiled(tmp_path: Path, run: Run) -> 
         "    weight.data.add_(weight.grad, alpha=-0.1)\n    weight.grad = None\n"
     )
     done = run("--steps", "3", "--warmup", "1", "--no-ceilings", "--json", "train.py")
-    assert done.returncode == 0, done.stderr
-    profile = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    profile = json.loads(done.out)
     assert (profile["steps"], profile["skipped"]) == (3, 2)
     assert any(each["line"] and "weight.square()" in each["line"]["code"] for each in profile["operations"])
 
@@ -128,46 +105,40 @@ def test_a_script_without_an_optimizer_is_profiled(tmp_path: Path, run: Run) -> 
 def test_an_error_of_the_script_ends_it_and_leaves_nothing(tmp_path: Path, run: Run) -> None:
     (tmp_path / "broken.py").write_text("def deep():\n    raise KeyError('gone')\n\ndeep()\n")
     done = run("broken.py")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "KeyError: 'gone'"
-    assert "hotloop/" not in done.stderr
+    assert done.code == 1
+    assert done.err.splitlines()[-1] == "KeyError: 'gone'"
+    assert "hotloop/" not in done.err
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("crash", "says"),
-    [
-        ("os._exit(1)", "broken.py ended with code 1"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "broken.py was ended by signal 11"),
-    ],
-    ids=["exit", "signal"],
-)
+CRASHES = {
+    "os._exit(1)": "broken.py ended with code 1",
+    "os.kill(os.getpid(), signal.SIGSEGV)": "broken.py was ended by signal 11",
+}
+
+
+@pytest.mark.parametrize(("crash", "says"), CRASHES.items(), ids=["exit", "signal"])
 def test_a_crash_of_the_whole_process_is_told_and_leaves_nothing(
     tmp_path: Path, run: Run, crash: str, says: str
 ) -> None:
     (tmp_path / "broken.py").write_text(f"import os, signal\n{crash}\n")
     done = run("broken.py")
-    assert done.returncode == 1
-    assert f"{says} before its steps were profiled" in done.stderr
+    assert done.code == 1
+    assert f"{says} before its steps were profiled" in done.err
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("absent.py",), "there is no file absent.py"),
-        (("--steps", "0", "train.py"), "--steps"),
-        ((), "SCRIPT"),
-    ],
-    ids=["no file", "no steps", "nothing"],
-)
+MISTAKES = {("absent.py",): "there is no file absent.py", ("--steps", "0", "train.py"): "--steps", (): "SCRIPT"}
+
+
+@pytest.mark.parametrize(("args", "says"), MISTAKES.items(), ids=["no file", "no steps", "nothing"])
 def test_mistakes_are_told_before_anything_runs(tmp_path: Path, run: Run, args: tuple[str, ...], says: str) -> None:
     (tmp_path / "train.py").write_text("print('ran')\n")
     done = run(*args)
-    assert done.returncode == 2
-    assert says in done.stdout + done.stderr
-    assert "ran" not in done.stdout
-    assert "Traceback" not in done.stderr
+    assert done.code == 2
+    assert says in done.out + done.err
+    assert "ran" not in done.out
+    assert "Traceback" not in done.err
 
 
 FAMILY = """

@@ -1,12 +1,11 @@
 """What a script saves under `hotloop doctor` and `hotloop profile`: its folder stays as it is, and it finds it all."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from hotloop.cli import main
+from .conftest import Run
 
 SCRIPT = """\
 import atexit, logging, os, shutil, sys, tempfile
@@ -71,7 +70,7 @@ PRECIOUS = (
 
 @pytest.mark.parametrize("verb", [("profile", "--no-ceilings", "--steps", "5", "--warmup", "2"), ("doctor",)])
 def test_files_that_a_script_writes_moves_or_removes_stay_as_they_are(
-    verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, forked_children: None
+    verb: tuple[str, ...], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children: None
 ) -> None:
     folder = tmp_path / "project"
     (folder / "checkpoints").mkdir(parents=True)
@@ -81,10 +80,8 @@ def test_files_that_a_script_writes_moves_or_removes_stay_as_they_are(
         os.utime(folder / name, (1, 1))
     before = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["hotloop", *verb, "--out", "../found", "train.py"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code, capfd.readouterr().err
+    code, _, err = run(*verb, "--out", "../found", "train.py")
+    assert code == 0, err
     found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
     assert found.keys() == before.keys()
     assert not (folder / "runs").exists()
@@ -94,10 +91,6 @@ def test_files_that_a_script_writes_moves_or_removes_stay_as_they_are(
 
 
 @pytest.mark.parametrize("verb", ["profile", "doctor"])
-def test_help_says_what_happens_to_what_a_script_writes(verb: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "argv", ["hotloop", verb, "--help"])
-    with pytest.raises(SystemExit):
-        main()
-    said = " ".join(capsys.readouterr().out.split())
+def test_help_says_what_happens_to_what_a_script_writes(verb: str, run: Run) -> None:
+    said = " ".join(run(verb, "--help").out.split())
     assert "Files that the script writes, moves or removes stay as they are" in said

@@ -1,8 +1,8 @@
 """`hotloop train` and the person's own file, as a person runs it."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop.cli import main
 from hotloop.report.runs import read_run
 
+from ..ranks.conftest import Launch
 from ..warm import HOTLOOP, Warm
+from .conftest import Run, Terminal
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 MINE = """
@@ -68,29 +69,14 @@ def breaks():
     return build(Breaks)
 """
 
-Run = Callable[..., tuple[object, str, str]]
+
+VERB = ("train",)
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """The command line in this process and in a folder of its own: exit code, stdout, stderr."""
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOTLOOP_DEVICE", "cpu")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.delenv("HOTLOOP_DEBUG", raising=False)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-    def train(*args: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hotloop", "train", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    yield train
-    sys.modules.pop("mine", None)
 
 
 def test_it_trains_shows_the_numbers_and_leaves_a_page(run: Run, tmp_path: Path) -> None:
@@ -107,14 +93,14 @@ def test_it_trains_shows_the_numbers_and_leaves_a_page(run: Run, tmp_path: Path)
 
 
 def test_options_win_over_what_the_file_gives_and_the_weights_are_kept(run: Run, tmp_path: Path) -> None:
-    code, out, err = run("mine.py:build", "--epochs", "3", "--save", "runs/a", "--best", "accuracy", "--log", "l.csv")
+    code, out, err = run("mine.py:build", "--epochs", "3", "--save", "runs/a", "--best", "accuracy", "--log", "l.jsonl")
     assert code == 0, err
     assert "epoch 3/3" in err
     assert "no --save DIR" not in out
     assert "runs/a/report.html" in out
     assert "load_weights(model, 'runs/a')" in out
     assert [place.name for place in (tmp_path / "runs").iterdir()] == ["a"], "one page"
-    assert (tmp_path / "l.csv").exists()
+    assert (tmp_path / "l.jsonl").exists()
     best = hotloop.load_weights(nn.Linear(4, 2), tmp_path / "runs/a", "best")
     assert bool(torch.isfinite(best.weight).all())
     assert json.loads((tmp_path / "runs/a/run.json").read_text())["arguments"]["best"] == "accuracy"
@@ -177,19 +163,34 @@ MISTAKES = {
 @pytest.mark.parametrize(("args", "code", "words"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_one_clear_message_and_leaves_nothing(run: Run, tmp_path: Path, args: Any, code: int, words: str):
     before = sorted(tmp_path.rglob("*"))
-    ended, _, err = run(*args)
-    assert ended == code
-    assert words in err
-    assert "fix:" in err
-    assert "Traceback" not in err
+    run(*args).assert_told(words, code)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_ranks_train_as_one_and_speak_once(tmp_path: Path, warm: Warm) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    command = ("launch", "--processes", "2", "-m", "hotloop", "train", "mine.py:build", "--save", "run", "--json")
-    done = warm.run(*HOTLOOP, *command, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    command = ("-m", "hotloop.launch.worker", *HOTLOOP, "train", "mine.py:build", "--save", "run", "--json")
+    first, second = Launch(warm, *command, cwd=tmp_path).wait()
+    assert (first.code, second.code) == (0, 0), first.err
+    assert second.out == ""
+    report = json.loads(first.out)
     assert (report["steps"], len(report["by_rank"])) == (4, 2)
     assert (tmp_path / "run/report.html").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals here")
+def test_in_a_terminal_the_bar_goes_on_where_it_was(terminal: Terminal) -> None:
+    command = ("train", "mine.py:build", "--epochs", "3000", "--save", "run", "--resume", "--no-report")
+    terminal.columns, shown = 150, []
+    for until in (r"epoch ([2-9]|\d\d+)/3000", r"\d+/3000 .*items/s"):
+        running = terminal.begin(*command)
+        terminal.read_until(until)
+        terminal.type("\x03")  # Ctrl-C
+        assert terminal.end(running) == 130, terminal.plain
+        shown.append(" ".join(terminal.plain.split()))
+    assert "Traceback" not in shown[0]
+    told = re.findall(r"Ctrl-C, at step (\d+), epoch \d+ of 3000; saved in run: resume=True \(`--resume`\)", shown[0])
+    assert len(told) == shown[0].count("--resume") == 1, "how to go on is told once"
+    assert f"resuming from step {told[0]}, " in shown[1]
+    bars = [int(done) for done in re.findall(r"(\d+)/12000", shown[1])]
+    assert bars[0] == int(told[0]), "not from the start once more"
+    assert bars == sorted(bars)

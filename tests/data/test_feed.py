@@ -34,12 +34,12 @@ def kept(tells: Any) -> Any:
 ITSELF: list[Any] = []
 ITSELF.append(ITSELF)
 PLAIN: list[Any] = [
-    {"at": 3, "done": False, "name": None, "seed": 2**70, 7: [0.5, (b"a", "b")]},
+    {"at": 3, "done": False, "name": None, "seed": 2**70, "z": 1j, 7: [0.5, (b"a", "b")]},
     [torch.ones(2, 3).t(), np.arange(3, dtype=np.uint64), np.float32(2), np.int64(2), np.bool_(1)],
     np.random.default_rng(3).bit_generator.state,
 ]
 MORE: list[Any] = [
-    object(), len, complex(1), ITSELF, namedtuple("pair", "x y")(1, 2), IntEnum("kind", "a b").a,  # type: ignore[attr-defined]
+    object(), len, ITSELF, namedtuple("pair", "x y")(1, 2), IntEnum("kind", "a b").a,
     torch.ones(2).to_sparse(), torch.ones(2, device="meta"), torch.nn.Parameter(torch.ones(2)), np.array([object()]),
 ]  # fmt: skip
 LEAVES = st.sampled_from([*PLAIN, *MORE, "\ud800", bytearray(2), {1}, torch.float32, OrderedDict(a=1), np.array(["a"])])

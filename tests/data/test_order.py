@@ -7,11 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -24,6 +22,7 @@ from hotloop.data import order
 from hotloop.data.order import can_draw_at_once, draws_at_once
 
 from ..thorough import tries
+from .test_position import Flowing
 
 
 def rows(items: int) -> TensorDataset:
@@ -87,7 +86,6 @@ def test_workers_that_persist_are_seeded_once(seeded: bool) -> None:
         torch.manual_seed(3)
         generator = torch.Generator().manual_seed(4) if seeded else None
         loader = DataLoader(rows(13), 4, shuffle=True, generator=generator)
-        assert loader.batch_sampler is not None
         batches = draws_at_once(loader, seeds_workers=False) if ours else loader.batch_sampler
         seen.append([torch.as_tensor(batch).tolist() for batch in batches] + [torch.get_rng_state().tolist()])
     assert seen[0] == seen[1]
@@ -101,11 +99,6 @@ def test_a_dataset_that_grows_is_seen_in_the_next_epoch() -> None:
     assert sorted(torch.cat(list(draws_at_once(loader, seeds_workers=True))).tolist()) == [0, 1, 2, 3, 4]
 
 
-class Endless(IterableDataset[Tensor]):
-    def __iter__(self) -> Iterator[Tensor]:
-        yield from torch.arange(7.0)
-
-
 class Backwards(RandomSampler):
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self.data_source) - 1, -1, -1))
@@ -117,70 +110,47 @@ class Doubled(BatchSampler):
 
 
 DATA = rows(23)
-REFUSED: dict[str, DataLoader[Any]] = {
-    "with replacement": DataLoader(DATA, 4, sampler=RandomSampler(DATA, replacement=True)),
-    "fewer than all": DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=22)),
-    "more than all": DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=46)),
-    "in order": DataLoader(DATA, 4),
-    "in order, by name": DataLoader(DATA, 4, sampler=SequentialSampler(DATA)),
-    "a subset": DataLoader(DATA, 4, sampler=SubsetRandomSampler(range(23))),
-    "weighted": DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * 23, 23)),
-    "a list of indices": DataLoader(DATA, 4, sampler=list(range(23))),
-    "a sampler of one's own": DataLoader(DATA, 4, sampler=Backwards(DATA)),
-    "batches of one's own": DataLoader(DATA, batch_sampler=Doubled(RandomSampler(DATA), 4, False)),
-    "one by one": DataLoader(DATA, batch_size=None, shuffle=True),
-    "iterable": DataLoader(Endless(), 4),
+WAYS: dict[str, tuple[DataLoader[Any], bool]] = {  # whether it shuffles as most do
+    "shuffled": (DataLoader(DATA, 4, shuffle=True), True),
+    "a part": (DataLoader(Subset(DATA, [3, 1, 2]), 2, shuffle=True), True),
+    "as many as there are": (DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=23)), True),
+    "by a batch sampler": (DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 6, drop_last=True)), True),
+    "with replacement": (DataLoader(DATA, 4, sampler=RandomSampler(DATA, replacement=True)), False),
+    "fewer than all": (DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=22)), False),
+    "more than all": (DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=46)), False),
+    "in order": (DataLoader(DATA, 4), False),
+    "in order, by name": (DataLoader(DATA, 4, sampler=SequentialSampler(DATA)), False),
+    "a subset": (DataLoader(DATA, 4, sampler=SubsetRandomSampler(range(23))), False),
+    "weighted": (DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * 23, 23)), False),
+    "a list of indices": (DataLoader(DATA, 4, sampler=list(range(23))), False),
+    "a sampler of one's own": (DataLoader(DATA, 4, sampler=Backwards(DATA)), False),
+    "batches of one's own": (DataLoader(DATA, batch_sampler=Doubled(RandomSampler(DATA), 4, False)), False),
+    "one by one": (DataLoader(DATA, batch_size=None, shuffle=True), False),
+    "iterable": (DataLoader(Flowing(), 4), False),
 }
 
 
-@pytest.mark.parametrize("loader", REFUSED.values(), ids=REFUSED)
-def test_loaders_that_draw_otherwise_are_refused(loader: DataLoader[Any]) -> None:
-    assert not can_draw_at_once(loader)
+@pytest.mark.parametrize(("loader", "taken"), WAYS.values(), ids=WAYS)
+def test_only_loaders_that_shuffle_as_most_do_are_taken(loader: DataLoader[Any], taken: bool) -> None:
+    assert can_draw_at_once(loader) is taken
 
 
-TAKEN: dict[str, DataLoader[Any]] = {
-    "shuffled": DataLoader(DATA, 4, shuffle=True),
-    "a part": DataLoader(Subset(DATA, [3, 1, 2]), 2, shuffle=True),
-    "as many as there are": DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=23)),
-    "by a batch sampler": DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 6, drop_last=True)),
-}
-
-
-@pytest.mark.parametrize("loader", TAKEN.values(), ids=TAKEN)
-def test_loaders_that_shuffle_as_most_do_are_taken(loader: DataLoader[Any]) -> None:
-    assert can_draw_at_once(loader)
-
-
-@pytest.fixture
-def _asked_anew() -> Iterator[None]:
-    """PyTorch is compared with anew, in this test and in those after it."""
-    order._is_as_pytorch_draws.cache_clear()
-    yield
-    order._is_as_pytorch_draws.cache_clear()
-
-
-@pytest.mark.usefixtures("_asked_anew")
-def test_a_pytorch_that_draws_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = RandomSampler.__iter__
+@pytest.mark.parametrize("otherwise", [False, True])
+def test_pytorch_is_compared_with_and_random_states_stay(otherwise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, seeds = RandomSampler.__iter__, list[int]()
 
     def another(self: RandomSampler) -> Iterator[int]:
         torch.rand(1)
         return draw(self)
 
-    monkeypatch.setattr(RandomSampler, "__iter__", another)
-    assert not can_draw_at_once(DataLoader(DATA, 4, shuffle=True))
-
-
-@pytest.mark.usefixtures("_asked_anew")
-def test_the_question_leaves_the_random_state() -> None:
-    before = torch.get_rng_state()
-    assert can_draw_at_once(DataLoader(DATA, 4, shuffle=True))
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.usefixtures("_asked_anew")
-def test_the_question_leaves_the_random_state_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
+    if otherwise:
+        monkeypatch.setattr(RandomSampler, "__iter__", another)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
-    assert can_draw_at_once(DataLoader(DATA, 4, shuffle=True))
+    order._is_as_pytorch_draws.cache_clear()  # PyTorch is compared with anew, here and in tests after this one
+    before = torch.get_rng_state()
+    try:
+        assert can_draw_at_once(DataLoader(DATA, 4, shuffle=True)) is not otherwise
+    finally:
+        order._is_as_pytorch_draws.cache_clear()
+    assert torch.equal(before, torch.get_rng_state())
     assert not seeds

@@ -61,7 +61,7 @@ class WithDice(Augmented):
         self.torch = [torch.Generator().manual_seed(5)]
 
     def __getitem__(self, i: int) -> list[Tensor]:
-        noise = self.rng["numpy"].random() + self.rng["old"].rand() + self.rng["python"].random()  # type: ignore[attr-defined]
+        noise = self.rng["numpy"].random() + self.rng["old"].rand() + self.rng["python"].random()
         return [torch.tensor([float(i), noise + torch.rand((), generator=self.torch[0]).item()], dtype=torch.float64)]
 
 
@@ -208,10 +208,9 @@ class Run:
     def epoch(self, stop: int | None = None) -> None:
         if stop == 0:
             return
-        batches = self.stream.resident.draws() if self.by_draws else self.stream  # type: ignore[union-attr]
+        batches = self.stream.resident.draws() if self.by_draws else self.stream
         for number, batch in enumerate(batches, self.stream.first if self.by_draws else 0):
             if self.by_draws:
-                assert self.stream.resident is not None
                 self.stream.origin = self.stream.resident.origin(number, batch)
                 self.seen.append(torch.as_tensor(batch).reshape(-1).tolist())
             else:
@@ -292,7 +291,7 @@ def test_data_on_the_device_of_a_loader_with_workers(name: str, epoch: int, stop
     assert resumption.loaded == 0
 
 
-@settings(deadline=None, max_examples=tries(30, 150))
+@settings(deadline=None, max_examples=tries(20, 150))
 @given(data=st.data(), items=st.integers(1, 30), size=st.integers(1, 9), drop_last=st.booleans())
 def test_whatever_the_sizes(data: Any, items: int, size: int, drop_last: bool) -> None:
     length = items // size if drop_last else -(-items // size)
@@ -313,7 +312,7 @@ def test_whatever_the_sizes(data: Any, items: int, size: int, drop_last: bool) -
     assert (resumption.skipped, resumption.loaded, resumption.reason) == (stop, 0, None)
 
 
-@settings(deadline=None, max_examples=tries(30, 60))
+@settings(deadline=None, max_examples=tries(20, 60))
 @given(name=st.sampled_from(sorted(LOADERS)), stops=st.lists(st.integers(1, 5), min_size=2, max_size=4))
 def test_stopped_again_and_again(name: str, stops: list[int]) -> None:
     """Also in the epoch that was resumed, each time in a new process."""
@@ -326,7 +325,6 @@ def test_stopped_again_and_again(name: str, stops: list[int]) -> None:
             torch.rand(3)
             if number == stop:
                 break
-        assert run.stream.origin is not None
         assert run.stream.origin.number + 1 == stop
         position, at = carried_over(run.stream.position(stop)), LoaderRngState.now()
         seed_all(stop)
@@ -369,32 +367,16 @@ def test_what_has_to_be_loaded_again_is_told() -> None:
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-class Telling(AtOnce):
-    """A sampler that tells something of itself which no checkpoint can hold."""
-
-    state_dict = staticmethod(lambda: {"rows": len})
-    load_state_dict = dict
-
-
-def test_a_sampler_that_tells_what_cannot_be_saved_is_named_when_it_is_saved() -> None:
-    """And not before: training goes on without a checkpoint."""
-    run = Run(lambda: DataLoader(DATA, 3, sampler=Telling()), "direct")
-    run.epoch(2)
-    state = run.stream.position(2).state_dict()
-    with pytest.raises(BadArgument, match=r"cannot hold began\.samplers\[0\]\.rows: it is a builtins\."):
-        pack(state)
-
-
 @pytest.mark.parametrize(
-    "damage", [{"format": POSITION_FORMAT - 1}, {"began": None}, {"ahead": [{"more": 1}]}, {"more": 1}]
+    "damage", [{"format": POSITION_FORMAT - 1}, {"began": None}, {"ahead": [{"more": 1}]}, {"more": 1}, [], None]
 )
-def test_a_state_of_something_else_is_refused(damage: dict[str, Any]) -> None:
+def test_a_state_of_something_else_is_refused(damage: Any) -> None:
     run = Run(LOADERS["in order"], "direct")
     run.epoch(2)
     state = run.stream.position(2).state_dict()
     assert Position.from_state_dict(state).consumed == 2
     with pytest.raises(BadArgument, match="no position of a loader"):
-        Position.from_state_dict(state | damage)
+        Position.from_state_dict(state | damage if isinstance(damage, dict) else damage)
 
 
 class Ahead:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -100,11 +101,6 @@ def test_a_driver_is_called_old_only_where_that_is_known(facts: MachineFacts) ->
     assert [cause.code for cause in why_no_cuda(facts)] == ["unknown"]
 
 
-def test_no_cause_where_a_gpu_can_be_used() -> None:
-    assert why_no_cuda(HEALTHY) == ()
-    assert why_no_cuda(replace(HEALTHY, gpus=(PASCAL, replace(HEALTHY.gpus[0], index=1)))) == ()
-
-
 def test_a_build_without_cuda_does_not_matter_without_a_gpu() -> None:
     build = why_no_cuda(LAPTOP)[1]
     assert "does not matter" in build.what
@@ -112,34 +108,21 @@ def test_a_build_without_cuda_does_not_matter_without_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "code"),
+    ("why", "facts", "code"),
     [
-        (MAC, None),
-        (HEALTHY, "not-macos"),
-        (replace(MAC, mps_available=False, mps_built=False), "no-mps-build"),
-        (replace(MAC, mps_available=False, macos=(12, 2)), "old-macos"),
-        (replace(MAC, mps_available=False, macos=(12, 3)), "no-metal"),
-        (replace(MAC, mps_available=False, macos=None), "no-metal"),
+        (why_no_mps, MAC, None),
+        (why_no_mps, HEALTHY, "not-macos"),
+        (why_no_mps, replace(MAC, mps_available=False, mps_built=False), "no-mps-build"),
+        (why_no_mps, replace(MAC, mps_available=False, macos=(12, 2)), "old-macos"),
+        (why_no_mps, replace(MAC, mps_available=False, macos=(12, 3)), "no-metal"),
+        (why_no_mps, replace(MAC, mps_available=False, macos=None), "no-metal"),
+        (why_no_xpu, HEALTHY, "no-xpu-build"),
+        (why_no_xpu, replace(HEALTHY, xpu_built=True), "no-xpu"),
+        (why_no_xpu, replace(HEALTHY, xpu_built=True, xpus=("Intel Arc A770",)), None),
     ],
 )
-def test_why_no_mps(facts: MachineFacts, code: str | None) -> None:
-    cause = why_no_mps(facts)
+def test_why_no_other_device(
+    why: Callable[[MachineFacts], Cause | None], facts: MachineFacts, code: str | None
+) -> None:
+    cause = why(facts)
     assert (cause and cause.code) == code
-
-
-@pytest.mark.parametrize(
-    ("facts", "code"),
-    [
-        (HEALTHY, "no-xpu-build"),
-        (replace(HEALTHY, xpu_built=True), "no-xpu"),
-        (replace(HEALTHY, xpu_built=True, xpus=("Intel Arc A770",)), None),
-    ],
-)
-def test_why_no_xpu(facts: MachineFacts, code: str | None) -> None:
-    cause = why_no_xpu(facts)
-    assert (cause and cause.code) == code
-
-
-def test_a_cause_goes_to_json_and_back() -> None:
-    cause = why_no_cuda(BARE)[0]
-    assert Cause.from_json(cause.to_json()) == cause

@@ -1,11 +1,10 @@
-import json
 from dataclasses import replace
 
 import pytest
 
 from hotloop.device.facts import MachineFacts, VisibleGpu, runs_on
 
-from .machines import HEALTHY, MAC
+from .machines import HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -49,13 +48,3 @@ def test_rocm_builds_are_judged_by_the_name_of_the_architecture(
 
 def test_a_build_that_does_not_tell_is_trusted() -> None:
     assert replace(HEALTHY, arch_list=()).usable == HEALTHY.gpus
-
-
-@pytest.mark.parametrize("facts", [HEALTHY, MAC, MachineFacts()])
-def test_facts_come_back_from_json(facts: MachineFacts) -> None:
-    assert MachineFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
-
-
-def test_what_nobody_told_is_unknown_not_zero() -> None:
-    facts = MachineFacts()
-    assert (facts.driver, facts.hardware, facts.cpu.total, facts.cpu.physical) == (None, None, None, None)

@@ -14,11 +14,6 @@ from hotloop.device.choice import precision_for
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOTLOOP_DEVICE", raising=False)
-
-
 def fresh(code: str, **environ: str) -> dict[str, object]:
     """What the code prints as JSON, in a process of its own."""
     env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | environ
@@ -43,23 +38,13 @@ def test_the_facts_of_the_gpu() -> None:
     assert facts.hardware
     assert facts.cuda_error is None
     assert gpu.name == torch.cuda.get_device_name(0)
-    assert gpu.free is not None
-    assert gpu.total is not None
     assert 0 < gpu.free <= gpu.total
 
 
 def test_free_memory_is_that_of_cuda() -> None:
     free, total = torch.cuda.mem_get_info(0)
     told = probe().gpus[0].free
-    assert told is not None
     assert abs(told - free) < 0.05 * total
-
-
-def test_a_request_for_a_gpu_that_is_not_there() -> None:
-    from hotloop.errors import DeviceUnavailable
-
-    with pytest.raises(DeviceUnavailable, match="cuda:0"):
-        pick("cuda:99")
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "99", "GPU-none"])

@@ -1,11 +1,15 @@
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from hotloop.device import machine
 from hotloop.device.facts import InstalledGpu
+from hotloop.monitor.main_memory import machine_memory
+
+GIB = 2**30
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
@@ -23,14 +27,12 @@ def plant(root: Path, files: dict[str, str]) -> Path:
         ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build", "580.95.05"),
         ("something else", None),
         ("", None),
+        (None, None),
     ],
 )
-def test_driver_version(tmp_path: Path, text: str, version: str | None) -> None:
-    assert machine.driver_version(plant(tmp_path, {"proc/driver/nvidia/version": text})) == version
-
-
-def test_no_driver_file(tmp_path: Path) -> None:
-    assert machine.driver_version(tmp_path) is None
+def test_driver_version(tmp_path: Path, text: str | None, version: str | None) -> None:
+    plant(tmp_path, {} if text is None else {"proc/driver/nvidia/version": text})
+    assert machine.driver_version(tmp_path) == version
 
 
 def slot(number: int, vendor: str, kind: str) -> dict[str, str]:
@@ -73,14 +75,6 @@ def test_cards_where_there_is_no_nvidia_on_the_bus(
     assert machine.cards_on_bus(plant(tmp_path, files), system) == cards
 
 
-@pytest.mark.parametrize(
-    ("files", "variant"),
-    [({}, None), ({"dev/dxg": ""}, "wsl"), ({"proc/device-tree/compatible": "nvidia,tegra194\0"}, "jetson")],
-)
-def test_variant(tmp_path: Path, files: dict[str, str], variant: str | None) -> None:
-    assert machine.variant(plant(tmp_path, files)) == variant
-
-
 def test_nodes_say_which_may_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("dev/nvidia0", "dev/nvidia1", "dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-modeset", "dev/null")
     plant(tmp_path, dict.fromkeys(names, ""))
@@ -114,34 +108,6 @@ def test_cpu_name_of_a_kernel_that_gives_one(tmp_path: Path) -> None:
     assert machine.cpu_name(tmp_path) == "AMD EPYC 9654 96-Core Processor"
 
 
-ARM_CORE = """processor	: 0
-BogoMIPS	: 243.75
-CPU implementer	: {}
-CPU architecture: 8
-CPU variant	: 0x3
-CPU part	: {}
-CPU revision	: 1
-
-"""
-
-
-@pytest.mark.parametrize(
-    ("cores", "name"),
-    [
-        ([("0x41", "0xd0c")] * 2, "ARM Neoverse-N1"),
-        ([("0x41", "0xd4f")], "ARM Neoverse-V2"),
-        ([("0x41", "0xd05"), ("0x41", "0xd0b")], "ARM Cortex-A55 and Cortex-A76"),
-        ([("0xc0", "0xac3")], "Ampere One"),
-        ([("0x61", "0x123")], "Apple part 0x123"),
-    ],
-)
-def test_cpu_name_of_an_arm_kernel_is_that_of_its_design(
-    tmp_path: Path, cores: list[tuple[str, str]], name: str
-) -> None:
-    plant(tmp_path, {"proc/cpuinfo": "".join(ARM_CORE.format(*core) for core in cores)})
-    assert machine.cpu_name(tmp_path) == name
-
-
 def test_cpu_name_of_a_kernel_that_tells_nothing_is_the_architecture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,18 +118,79 @@ def test_cpu_name_of_a_kernel_that_tells_nothing_is_the_architecture(
     assert machine.cpu_name(tmp_path) == "aarch64"
 
 
-def test_cores_are_those_that_this_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 5, 7}, raising=False)
-    assert machine.cpu(tmp_path).usable == 3
-
-
 @pytest.mark.parametrize(
-    ("limit", "free", "total"),
-    [("max", None, None), ("4096", 3096, 4096), (str(2**62), None, None), ("500", 0, 500)],
-    ids=["no limit", "limit", "limit above the machine", "all used"],
+    ("files", "cores"),
+    [
+        ({}, 3),
+        ({"cpu.max": "max 100000"}, 3),
+        ({"cpu.max": "200000 100000"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "150000", "cpu/cpu.cfs_period_us": "150000"}, 1),
+        ({"cpu.max": "nonsense"}, 3),
+    ],
 )
-def test_memory_of_a_container_is_its_share(tmp_path: Path, limit: str, free: int | None, total: int | None) -> None:
-    plant(tmp_path, {"sys/fs/cgroup/memory.max": f"{limit}\n", "sys/fs/cgroup/memory.current": "1000\n"})
-    cpu = machine.cpu(tmp_path)
-    assert cpu.total == (psutil.virtual_memory().total if total is None else total)
-    assert free is None or cpu.free == free
+def test_cores_are_those_that_this_process_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 5, 7}, raising=False)
+    plant(tmp_path, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    assert machine.cpu(tmp_path).usable == cores
+
+
+NONE = str(2**63 - 4096)  # how the older control groups say that there is no limit
+GROUPS = {  # files of control groups, free and total GiB of a machine with 60 of 64 GiB free
+    "none": ({}, 60, 64),
+    "no limit": ({"memory.max": "max", "memory.current": "5"}, 60, 64),
+    "limit": ({"memory.max": 4 * GIB, "memory.current": GIB}, 3, 4),
+    "above the machine": ({"memory.max": 2**62, "memory.current": GIB}, 60, 64),
+    "all used": ({"memory.max": GIB, "memory.current": 2 * GIB}, 0, 1),
+    "cached files": (
+        {"memory.max": 4 * GIB, "memory.current": 4 * GIB, "memory.stat": f"anon 5\ninactive_file {2 * GIB}"},
+        2,
+        4,
+    ),
+    "older": (
+        {
+            "memory/memory.limit_in_bytes": 4 * GIB,
+            "memory/memory.usage_in_bytes": 2 * GIB,
+            "memory/memory.stat": f"total_inactive_file {GIB}",
+        },
+        3,
+        4,
+    ),
+    "older without limit": ({"memory/memory.limit_in_bytes": NONE, "memory/memory.usage_in_bytes": GIB}, 60, 64),
+    **{
+        f"no sense {text!r}": ({"memory.max": text, "memory.current": text, "memory.stat": text}, 60, 64)
+        for text in ("", "nonsense", "-5", "12 34", "\0")
+    },
+}
+
+
+@pytest.fixture
+def large_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=60 * GIB, total=64 * GIB))
+
+
+@pytest.mark.usefixtures("large_host")
+@pytest.mark.parametrize(("files", "free", "total"), GROUPS.values(), ids=GROUPS)
+def test_memory_of_a_container_is_its_share(tmp_path: Path, files: dict[str, object], free: int, total: int) -> None:
+    plant(tmp_path, {f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in files.items()})
+    assert machine_memory(tmp_path) == (free * GIB, total * GIB)
+
+
+@pytest.mark.usefixtures("large_host")
+@pytest.mark.parametrize(
+    ("line", "base", "limit", "used"),
+    [
+        ("0::/jobs/one", "", "memory.max", "memory.current"),
+        ("7:cpu,memory:/jobs/one", "memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_the_tightest_group_around_the_process_counts(
+    tmp_path: Path, line: str, base: str, limit: str, used: str
+) -> None:
+    groups = {"jobs": (8 * GIB, 7 * GIB), "jobs/one": (6 * GIB, GIB), "other": (1, 1)}
+    plant(tmp_path, {"proc/self/cgroup": f"1:name=systemd:/x\n{line}\n"})
+    for group, figures in groups.items():
+        for name, value in zip((limit, used), figures, strict=True):
+            plant(tmp_path, {f"sys/fs/cgroup/{base}{group}/{name}": str(value)})
+    assert machine_memory(tmp_path) == (GIB, 6 * GIB)

@@ -7,10 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hotloop.device import MachineFacts, nvml, probe, why_no_cuda
+from hotloop.device import MachineFacts, nvml, probe
 from hotloop.device.facts import InstalledGpu
-
-from .machines import NODES
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)."
 GIB = 2**30
@@ -47,31 +45,9 @@ def test_the_real_machine() -> None:
     facts = probe()
     assert facts.torch_version == torch.__version__
     assert facts.cpu.name
-    assert facts.cpu.usable is not None
     assert facts.cpu.usable >= 1
-    assert facts.cpu.free is not None
-    assert facts.cpu.total is not None
     assert 0 < facts.cpu.free <= facts.cpu.total
     assert MachineFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
-
-
-def test_files_are_read_under_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "read", nvml.NvmlReading)
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    files = {
-        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat",
-        "sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de",
-        "sys/bus/pci/devices/0000:01:00.0/class": "0x030200",
-        ".dockerenv": "",
-    } | {node[1:]: "" for node in NODES}
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    facts = probe(tmp_path)
-    assert facts.driver == "535.104.05"
-    assert facts.hardware == (InstalledGpu("NVIDIA GPU 0000:01:00.0"),)
-    assert facts.in_container
-    assert [node for node, _ in facts.nodes] == list(NODES)
 
 
 def test_nvml_is_believed_before_the_bus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,13 +78,6 @@ def test_the_warning_of_cuda_is_kept_and_not_shown(monkeypatch: pytest.MonkeyPat
         facts = probe()
     assert facts.cuda_error == f"CUDA initialization: {TOO_OLD}"
     assert shown == []
-
-
-@pytest.mark.usefixtures("cuda_build")
-def test_cuda_that_says_nothing(tmp_path: Path) -> None:
-    facts = probe(tmp_path)
-    assert facts.cuda_error is None
-    assert why_no_cuda(facts)
 
 
 def test_free_memory_comes_from_nvml_and_leaves_cuda_alone(one_gpu: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +135,3 @@ def test_whatever_is_broken_leaves_one_thing_unknown(
 def test_the_visible_devices_are_kept_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " 1,x")
     assert probe().visible == os.environ["CUDA_VISIBLE_DEVICES"]
-
-
-@pytest.mark.parametrize(("number", "version"), [(90100, "9.1.0"), (91002, "9.10.2"), (8902, "8.9.2")])
-def test_cudnn_version(monkeypatch: pytest.MonkeyPatch, number: int, version: str) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: number)
-    assert probe().cudnn == version

@@ -37,8 +37,3 @@ ON_BUS = (InstalledGpu("NVIDIA GPU 0000:01:00.0"),)  # the bus gives no UUID
 )
 def test_what_cuda_visible_devices_leaves(visible: str, cards: tuple[InstalledGpu, ...] | None, hidden: bool) -> None:
     assert (why_hidden(visible, cards) is not None) is hidden
-
-
-def test_the_words_hold_the_value() -> None:
-    assert "'4,0'" in (why_hidden("4,0", TWO) or "")
-    assert "twice" in (why_hidden("1,1", TWO) or "")

@@ -45,7 +45,8 @@ def names_in(file: Path) -> frozenset[str]:
 
 @cache
 def all_tests() -> frozenset[str]:
-    return frozenset(name for file in (ROOT / "tests").rglob("test_*.py") for name in names_in(file))
+    files = (file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    return frozenset(name for text in files for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE))
 
 
 @EACH

@@ -1,10 +1,8 @@
 """What turns say of a fix."""
 
-import json
-
 import pytest
 
-from hotloop.apps.doctor.diagnosis import CHANCE, Diagnosis, Finding, Gain, Turn, chance
+from hotloop.apps.doctor.diagnosis import CHANCE, Gain, Turn, chance
 
 
 def turns(*steps: float, memory: int | None = None) -> tuple[Turn, ...]:
@@ -42,13 +40,3 @@ def test_memory_counts_where_it_is_known() -> None:
     assert not gain.helps  # what it saves it costs elsewhere
     assert Gain(turns(1.0, 1.0, 1.0, memory=100), turns(1.01, 1.0, 0.99, memory=80)).helps
     assert not Gain(turns(1.0, 1.0, 1.0), turns(1.0, 1.0, 1.0)).is_smaller
-
-
-def test_a_diagnosis_goes_to_json_and_comes_back() -> None:
-    gain = Gain(turns(2.0, 2.1, 2.2), turns(1.0, 1.1, 1.2))
-    finding = Finding("a-rule", "A", "train.py", 3, "x = 1", "what", "fix", "diff", "confirmed", gain=gain)
-    found = Diagnosis(
-        "train.py", "cpu", "a CPU", "2026-01-01T00:00:00+00:00", {}, 4, 20, 0.1, 0.5, (finding,), ("a-rule",)
-    )
-    assert Diagnosis.from_json(json.loads(json.dumps(found.to_json()))) == found
-    assert found.is_sound()

@@ -54,7 +54,7 @@ EVALUATION = """
     for images, labels in loader:
         model(images)
 """
-WORKERS = max(LoadingLimits.here().cores - 1, 1)  # the items take many times as long as the step
+WORKERS = LoadingLimits.here().cores  # the items take many times as long as the step
 # A script by its rule, and the lines that are there once it is repaired.
 CPU = {
     "waits-for-items": (
@@ -62,7 +62,7 @@ CPU = {
         f"num_workers={WORKERS}, persistent_workers=True",
     ),
     "items-one-by-one": (
-        GOOD.replace("Items(), batch_size=4", "TensorDataset(torch.rand(512, 3, 8, 8), torch.arange(512) % 4), 32"),
+        GOOD.replace("Items(), batch_size=4", "TensorDataset(torch.rand(2048, 3, 8, 8), torch.arange(2048) % 4), 128"),
         "batches = hotloop.stream(loader, device)\nfor epoch in range(2):\n    for images, labels in batches:",
     ),
     "restarts-workers": (GOOD.replace("batch_size=4", "24, num_workers=1"), "num_workers=1, persistent_workers=True"),
@@ -82,7 +82,7 @@ CPU = {
         GOOD.replace("for images", "total = 0.0\n    for images") + "        total += loss * 2\n",
         "total += (loss * 2).detach()",
     ),
-    "writes-zeros": (GOOD.replace("zero_grad()", "zero_grad(set_to_none=False)"), "zero_grad()"),
+    "writes-zeros": (GOOD.replace("zero_grad()", "zero_grad(set_to_none=False)"), "zero_grad(set_to_none=True)"),
     "unfused-optimizer": (GOOD.replace(", fused=True", ""), "lr=0.1, fused=True)"),
     "channels-first": (
         GOOD.replace("model = model.to(memory_format=torch.channels_last)\n", ""),
@@ -100,28 +100,22 @@ ON_GPU = (
     .replace("class", FAST, 1)
     .replace("loss = criterion", 'with torch.autocast("cuda", torch.bfloat16):\n            loss = criterion')
 )
+# All faults of a GPU at once, and the lines that are there once each is repaired.
+SLOW_GPU = (
+    ON_GPU.replace(", pin_memory=True", "")
+    .replace(", non_blocking=True", "")
+    .replace("for images", "total = 0.0\n    for images")
+    .replace('torch.set_float32_matmul_precision("high")\ntorch.backends.cudnn.benchmark = True\n', "")
+    .replace('        with torch.autocast("cuda", torch.bfloat16):\n    ', "")
+    + "        total += loss.item() * 4\n        torch.cuda.empty_cache()\n        torch.cuda.synchronize()\n"
+)
 GPU = {
-    "pageable-copies": (
-        ON_GPU.replace(", pin_memory=True", "").replace(", non_blocking=True", ""),
-        "labels.to(device, non_blocking=True)",
-    ),
-    "reads-each-step": (
-        ON_GPU.replace("for images", "total = 0.0\n    for images") + "        total += loss.item() * 4\n",
-        "        total += loss.detach().double() * 4\n    total = float(total)\n",
-    ),
-    "pauses": (ON_GPU + "        torch.cuda.empty_cache()\n        torch.cuda.synchronize()\n", "optimizer.step()\n"),
-    "fp32-matmuls": (
-        ON_GPU.replace('torch.set_float32_matmul_precision("high")\n', "").replace("torch.bfloat16", "enabled=False"),
-        'torch.set_float32_matmul_precision("high")',
-    ),
-    "fp32-step": (
-        ON_GPU.replace('        with torch.autocast("cuda", torch.bfloat16):\n    ', ""),
-        'with torch.autocast("cuda", torch.bfloat16):\n            loss = criterion(model(images), labels)\n',
-    ),
-    "no-search": (
-        ON_GPU.replace("torch.backends.cudnn.benchmark = True\n", ""),
-        "torch.backends.cudnn.benchmark = True",
-    ),
+    "pageable-copies": "labels.to(device, non_blocking=True)",
+    "reads-each-step": "        total += loss.detach().double() * 4\n",
+    "pauses": "        total += loss.item() * 4\n\n",
+    "fp32-matmuls": 'torch.set_float32_matmul_precision("high")',
+    "no-search": "torch.backends.cudnn.benchmark = True",
+    "fp32-step": 'with torch.autocast("cuda", torch.bfloat16):\n            loss = criterion(model(images), labels)\n',
 }
 SLOW_MACHINE = {"waits-for-items", "items-one-by-one"}  # small steps: a busy machine may take long for a batch
 
@@ -131,10 +125,6 @@ def test_rules_have_names_of_their_own() -> None:
     assert len({rule.find for rule in RULES}) == len(RULES)
     advice = {"loops-over-values", "attention-by-hand", "data-parallel"}
     assert {*CPU, *GPU, *advice} == {rule.name for rule in RULES}
-
-
-def test_nothing_is_said_of_a_script_without_faults(look: ScriptLook) -> None:
-    assert look(GOOD).rules <= SLOW_MACHINE
 
 
 @pytest.mark.parametrize("how", ["batch_size=4, **{'num_workers': 0}", "4, False, None, None, 0"])
@@ -169,26 +159,19 @@ def test_a_fault_is_found_and_gone_once_it_is_repaired(look: ScriptLook, rule: s
     fixed = looked.fixed(rule)
     assert repaired in fixed
     assert fixed != script
-    assert rule not in look(fixed).rules - {"waits-for-items"}  # the machine may have no core for workers
+    assert look(fixed).rules <= SLOW_MACHINE - {rule} | {"waits-for-items"}  # there may be no core for workers
 
 
-@pytest.mark.parametrize("rule", GPU)
-def test_a_fault_of_a_gpu_is_found_on_a_simulated_one(look: ScriptLook, rule: str) -> None:
-    script, repaired = GPU[rule]
+def test_faults_of_a_gpu_are_found_on_a_simulated_one_and_gone_once_they_are_repaired(look: ScriptLook) -> None:
+    """In fp32 all but one of them go; that one, which leaves fp32, goes last."""
     with hotloop.simulate("h200"):
-        looked = look(script)
-    assert rule in looked.rules
-    fixed = looked.fixed(rule)
-    assert repaired in fixed
-    with hotloop.simulate("h200"):
-        again = look(fixed)
-    assert rule not in again.rules
-
-
-def test_a_script_without_faults_on_a_gpu(look: ScriptLook) -> None:
-    with hotloop.simulate("h200"):
-        looked = look(ON_GPU)
-    assert looked.rules <= SLOW_MACHINE
+        looked = look(SLOW_GPU)
+        assert looked.rules - SLOW_MACHINE == set(GPU)
+        for rule, repaired in GPU.items():
+            assert repaired in f"{looked.fixed(rule)}\n", rule
+        again = look(looked.fixed(*(rule for rule in GPU if rule != "fp32-step")))
+        assert again.rules - SLOW_MACHINE == {"fp32-step"}
+        assert look(again.fixed("fp32-step")).rules <= SLOW_MACHINE
 
 
 def test_a_loop_over_values_is_named(look: ScriptLook) -> None:
@@ -248,18 +231,11 @@ def test_a_frozen_model_that_is_trained_in_evaluation_mode_is_left_alone(look: S
     assert not looked.found["evaluates-with-gradients"]
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "        if total > 100:\n            break\n",  # it is needed in the loop
-        "        print(loss.item())\n",
-    ],
-)
-def test_a_value_that_is_needed_in_each_step_is_the_persons_to_decide(look: ScriptLook, use: str) -> None:
-    script = ON_GPU.replace("for images", "total = 0.0\n    for images") + "        total += loss.item()\n" + use
+def test_a_value_that_is_needed_in_each_step_is_the_persons_to_decide(look: ScriptLook) -> None:
+    uses = "        total += loss.item()\n        if total > 100:\n            break\n        print(loss.item())\n"
     with hotloop.simulate("h200", values=True):
-        looked = look(script)
-    assert any(not candidate.edits for candidate in looked.found["reads-each-step"])
+        looked = look(ON_GPU.replace("for images", "total = 0.0\n    for images") + uses)
+    assert [bool(candidate.edits) for candidate in looked.found["reads-each-step"]] == [False, False]
 
 
 def test_a_loader_that_is_an_attribute_is_streamed_too(look: ScriptLook) -> None:

@@ -35,8 +35,8 @@ LESSONS = {
         r"t4 +it does not fit .* no step is made\n(rtx4090 +it fits .* for a step\n)?h200 +it fits .* for a step\n",
         r"activations +1\d\.\d GiB",
         r"On the smallest, memory runs out at 14_simulate\.py:\d+: ",
-        r"14_simulate\.py:31: .*on cpu and cuda:0.*\n  fix: .*device=",
-        r"14_simulate\.py:48: the host waits for the device \(item\)",
+        r"14_simulate\.py:\d+: .*on cpu and cuda:0.*\n  fix: .*device=",
+        r"14_simulate\.py:\d+: the host waits for the device \(item\)",
     ],
 }
 # What it must hold where there is no GPU.
@@ -89,13 +89,7 @@ def test_every_example_has_its_lesson_and_a_line_in_the_readme() -> None:
     assert found == set(LESSONS)
     readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\]\((\w+\.py)\)", readme)) == found
-
-
-@pytest.mark.parametrize("name", sorted(LESSONS))
-def test_examples_are_short(name: str) -> None:
-    lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
-    assert 40 <= len(lines) <= 110
-    assert lines[-2:] == ['if __name__ == "__main__":', "    main()"]
+    assert all(40 <= len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 110 for name in found)
 
 
 @pytest.mark.parametrize("name", sorted(LESSONS))
@@ -127,17 +121,16 @@ def a_copy_with(tmp_path: Path, example: str) -> Path:
     return Path(shutil.copy(EXAMPLES / "record.py", folder))
 
 
-def test_record_writes_one_page(tmp_path: Path, warm: Warm) -> None:
-    recorder = a_copy_with(tmp_path, "print('forward:', __file__)\n")
-    out = tmp_path / "pages" / "record.md"
-    done = warm.run(recorder, "--only", "01", "--out", out, cwd=tmp_path, environment=environment())
+def test_record_writes_one_page_and_hides_the_home_directory(tmp_path: Path, warm: Warm) -> None:
+    home, out = tmp_path / "someone", tmp_path / "pages" / "record.md"
+    recorder = a_copy_with(tmp_path, f"print('forward:', __file__, {str(home / 'photos')!r})\n")
+    command = (recorder, out)
+    done = warm.run(*command, cwd=tmp_path, environment={**environment(), "HOME": str(home)})
     assert done.returncode == 0, done.stderr
     page = out.read_text(encoding="utf-8")
-    assert re.match(
-        r"# The examples on .+ \(cpu\), \d+ CPU cores\n\ntorch \d.*, Python 3\.\d+\.\d+, \d{4}-\d\d-\d\d\.", page
-    )
-    assert "## 01_mine.py\n\n```text\n" in page
-    assert re.search(r"forward: examples/01_mine\.py\n", page)
+    title = r"# The examples on .+ \(cpu\), \d+ CPU cores\n\ntorch \d.*, Python 3\.\d+\.\d+, \d{4}-\d\d-\d\d\."
+    assert re.match(title, page)
+    assert "## 01_mine.py\n\n```text\nforward: examples/01_mine.py ~/photos\n" in page
     assert str(tmp_path) not in page
     assert [file.name for file in out.parent.iterdir()] == ["record.md"]
 
@@ -146,22 +139,7 @@ def test_record_names_an_example_that_fails_and_keeps_the_old_page(tmp_path: Pat
     recorder = a_copy_with(tmp_path, "print('half')\nraise SystemExit('the reason')\n")
     out = tmp_path / "record.md"
     out.write_text("the old page", encoding="utf-8")
-    done = warm.run(recorder, "--out", str(out), cwd=tmp_path, environment=environment())
+    done = warm.run(recorder, out, cwd=tmp_path, environment=environment())
     assert done.returncode == 1
     assert "nothing was written: 01_mine.py ended with status 1:\nthe reason" in done.stderr
     assert out.read_text(encoding="utf-8") == "the old page"
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkout", "record.md"]
-
-
-def test_record_says_what_there_is_when_nothing_matches(tmp_path: Path, warm: Warm) -> None:
-    done = warm.run(EXAMPLES / "record.py", "--only", "99", cwd=tmp_path, environment=environment())
-    assert done.returncode == 2
-    assert "no example has '99' in its name; there are 12_watch.py" in done.stderr
-
-
-def test_record_hides_the_home_directory(tmp_path: Path, warm: Warm) -> None:
-    home = tmp_path / "someone"
-    recorder = a_copy_with(tmp_path, f"print({str(home / 'photos')!r}, __file__)\n")
-    done = warm.run(recorder, cwd=tmp_path, environment={**environment(), "HOME": str(home)})
-    assert done.returncode == 0, done.stderr
-    assert "\n~/photos examples/01_mine.py\n" in done.stdout

@@ -1,17 +1,13 @@
 """Every contestant trains: the loss goes down, and where the sums are the same, so is the result."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from harness.contestants import NAMES, DoesNotApply, contestants
-from harness.contestants.hot import in_words
-from harness.packages import MissingPackage
+from harness.contestants import NAMES, contestants
 from harness.workloads import APPLICATIONS, RACED, UNSEEN, workload
 from hotloop.errors import BadArgument
-from hotloop.plan import Plan
 
 from ..thorough import some
 from .racing import CPU, EXPERTS, loss_of, needs_packages_of
@@ -71,11 +67,6 @@ def test_the_trainer_of_hugging_face_trains_its_own_models(trained: str, capsys:
     assert not capsys.readouterr().out
 
 
-def test_the_trainer_says_what_it_does_not_train() -> None:
-    with pytest.raises(DoesNotApply, match="its own models"):
-        contestants(["trainer"])["trainer"](workload("mlp", "cpu", quick=True).parts(), CPU)
-
-
 def test_several_optimizers_are_left_to_loops_that_have_them() -> None:
     needs_packages_of("accelerate")
     with pytest.raises(BadArgument, match="several optimizers"):
@@ -100,19 +91,6 @@ def test_experts_leave_no_module_and_no_path_behind() -> None:
     assert "steps" not in sys.modules
 
 
-def test_a_workload_without_an_expert_says_so(tmp_path: Path) -> None:
-    start = contestants(["expert"], experts=tmp_path)["expert"]
-    with pytest.raises(BadArgument, match=r"mlp\.py"):
-        start(workload("mlp", "cpu", quick=True).parts(), CPU)
-
-
-@pytest.mark.parametrize(("name", "package"), [("accelerate", "accelerate"), ("lightning", "lightning")])
-def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackage, match=f"pip install {package}"):
-        contestants([name])[name](workload("mlp", "cpu", quick=True).parts(), CPU)
-
-
 def test_who_does_not_exist_is_told() -> None:
     with pytest.raises(BadArgument, match="lightning"):
         contestants(["lightening"])
@@ -121,10 +99,3 @@ def test_who_does_not_exist_is_told() -> None:
     with pytest.raises(BadArgument, match="plan for nan"):
         contestants(plan_for=float("nan"))
     assert "expert" not in contestants()
-
-
-def test_a_plan_in_words_leaves_nothing_out() -> None:
-    assert in_words(Plan(device="cpu")) == "fp32"
-    plan = Plan("cuda:0", "bf16", stream="prefetched", fused=True, channels_last=True, compile="max-autotune", graph=1)
-    words = "bf16, fused optimizer, channels_last, batches copied ahead, compiled (max-autotune), graph of one step"
-    assert in_words(plan) == words

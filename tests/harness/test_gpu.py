@@ -6,7 +6,7 @@ import torch
 from harness.contestants import NAMES, contestants
 from harness.end_to_end import WholeRuns, run_end_to_end
 from harness.running import race
-from harness.workloads import APPLICATIONS, END_TO_END, RACED, workload
+from harness.workloads import END_TO_END, RACED, workload
 from hotloop.profiling.ceilings import ceilings
 
 from .racing import EXPERTS, PACKAGES, loss_of, needs_packages_of
@@ -42,19 +42,6 @@ def test_everyone_is_scored(name: str, gpu: torch.device) -> None:
         assert 0 < score.low <= score.rate <= score.high
         assert score.peak_memory is None or score.peak_memory > 0
     assert {s.contestant for s in done.scores if s.peak_memory} >= {"tutorial", "hotloop"}
-
-
-@pytest.mark.parametrize("name", APPLICATIONS)
-@pytest.mark.parametrize("who", ["tutorial", "careful", "trainer"])
-def test_loops_without_hotloop_train_every_application(who: str, name: str, gpu: torch.device) -> None:
-    needs_packages_of(name)
-    if who == "trainer":
-        if name not in ("bert", "llama"):
-            pytest.skip("not a model of Hugging Face")
-        needs_packages_of(who)
-    parts = workload(name, gpu, quick=True).parts()
-    assert contestants([who])[who](parts, gpu).run(2) > 0
-    assert all(bool(weight.isfinite().all()) for weight in parts.model.parameters())
 
 
 @pytest.mark.parametrize("name", END_TO_END)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.models import GPT, GPTSize, ResNet18, mlp, small_cnn
+from harness.models import GPT, GPTSize, ResNet18, mlp
 
 
 def weights(model: torch.nn.Module) -> int:
@@ -17,11 +17,6 @@ def test_the_sizes_are_those_of_the_originals() -> None:
         assert weights(GPT(GPTSize())) == pytest.approx(124e6, rel=0.01)
 
 
-@pytest.mark.parametrize("model", [small_cnn(), ResNet18(width=4)])
-def test_images_become_scores(model: torch.nn.Module) -> None:
-    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-
-
 def test_gpt_sees_nothing_of_what_follows() -> None:
     torch.manual_seed(0)
     model = GPT(GPTSize(layers=2, heads=2, width=16, context=8, vocabulary=32))
@@ -32,8 +27,3 @@ def test_gpt_sees_nothing_of_what_follows() -> None:
     assert before.shape == (1, 8, 32)
     torch.testing.assert_close(before[:, :5], after[:, :5])
     assert not torch.equal(before[:, 5:], after[:, 5:])
-
-
-def test_the_head_of_gpt_is_its_embedding() -> None:
-    model = GPT(GPTSize(layers=1, heads=1, width=8, context=4, vocabulary=16))
-    assert model.head.weight is model.tokens.weight

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotloop.kernels.convolutions import convolved, is_awkward
-from hotloop.kernels.depthwise import is_depthwise, why_not_depthwise
+from hotloop.kernels.depthwise import can_be_depthwise, is_depthwise
 
 BF16 = torch.bfloat16
 
@@ -43,7 +43,7 @@ def test_where_there_are_no_kernels_it_is_the_convolution_of_pytorch() -> None:
     torch.manual_seed(0)
     layer, batch = layer_of(16, 3, stride=2, padding=1), torch.randn(2, 16, 9, 9)
     assert is_awkward(layer)
-    assert why_not_depthwise(layer, batch, BF16)
+    assert not can_be_depthwise(layer, batch, BF16)
     torch.testing.assert_close(convolved(layer, batch, torch.float32, layer.bias), layer(batch))
 
 

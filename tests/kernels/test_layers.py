@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.kernels import prepare
+from hotloop.kernels.layers import prepare
 
 ALWAYS = {(), ("KIND=0",)}
 

@@ -3,20 +3,15 @@
 import pytest
 import torch
 
-from hotloop.kernels import bf16_matmuls, load_beside
+from hotloop.kernels.preload import bf16_matmuls, load_beside
 from hotloop.tune.gate import comparison
 
 
-def test_a_cpu_has_nothing_to_load() -> None:
-    asked: list[torch.device] = []
-    assert load_beside(torch.device("cpu"), asked.append) is None
-    assert asked == []
-
-
-def test_a_simulated_gpu_has_nothing_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"], ids=["a CPU", "a simulated GPU"])
+def test_there_may_be_nothing_to_load(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__module__": "hotloop.apps.simulate.cuda"}))
-    assert load_beside(torch.device("cuda", 0), asked.append) is None
+    assert load_beside(torch.device(device), asked.append) is None
     assert asked == []
 
 
@@ -25,7 +20,6 @@ def test_they_are_used_once_on_each_device() -> None:
     gpu, asked = torch.device("cuda", 0), list[torch.device]()
     use = asked.append
     thread = load_beside(gpu, use)
-    assert thread is not None
     thread.join()
     assert load_beside(gpu, use) is None
     assert asked == [gpu]
@@ -48,5 +42,4 @@ def test_what_fails_in_the_thread_ends_there() -> None:
         raise RuntimeError(f"no kernel on {device}")
 
     thread = load_beside(torch.device("cuda", 0), fails)
-    assert thread is not None
     thread.join()  # pytest makes an error of what a thread raises

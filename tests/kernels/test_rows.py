@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hotloop.kernels import RowKernels
-from hotloop.kernels.rows import column_sums
+from hotloop.kernels.rows import RowKernels, column_sums
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -157,7 +156,7 @@ def test_on_a_gpu_what_is_computed_again(reentrant: bool) -> None:
             out = call(x)
         out.float().square().sum().backward()
         gradients.append(x.grad)
-    near(gradients[1], gradients[0].double(), 0.02)  # type: ignore[arg-type, union-attr]
+    near(gradients[1], gradients[0].double(), 0.02)
 
 
 @pytest.mark.gpu
@@ -176,8 +175,7 @@ def test_on_a_gpu_a_training_is_nearly_the_same() -> None:
         losses.append([epoch.loss for epoch in report.epochs])
         weights.append([p.detach().cpu().clone() for p in model.parameters()])
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
-    for a, b in zip(*weights, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=5e-3)
+    torch.testing.assert_close(*weights, rtol=0, atol=5e-3)
 
 
 @pytest.mark.gpu
@@ -198,7 +196,6 @@ def test_on_a_gpu_a_second_derivative_drops_the_lever_alone(monkeypatch: pytest.
 
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=penalised, device="cuda")
     loop.fit([(torch.randn(32, 64),)] * 400, epochs=10, progress=False, monitor=False)
-    assert loop.tuning is not None
     assert loop.plan.precision == "bf16", str(loop.tuning)
     assert "row kernels" not in loop.plan.levers
     assert {trial.lever: trial.verdict for trial in loop.tuning.trials}["row kernels"] == "dropped"

@@ -4,7 +4,7 @@ import gc
 import inspect
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -56,6 +56,13 @@ class Trainer:
         return loss
 
 
+def steps(growth: Growth, count: int = STEPS) -> Iterator[int]:
+    """The numbers of steps that the watch is told of."""
+    for step in range(count):
+        yield step
+        growth.step()
+
+
 def line_with(code: str) -> str:
     """`file:line: code` of the line of this file that ends in a mark."""
     lines = inspect.getsource(inspect.getmodule(line_with)).splitlines()
@@ -66,15 +73,16 @@ def line_with(code: str) -> str:
 def test_losses_in_a_list_keep_their_graphs() -> None:
     trainer, losses = Trainer(), []
     with watch_growth() as growth:
-        for _ in range(STEPS):
+        for _ in steps(growth):
             losses.append(trainer.loss())  # kept losses
-            growth.step()
         (leak,) = growth.leaks()
     assert leak.kind == "graph"
     assert leak.holder == "list `losses`, a local of `test_losses_in_a_list_keep_their_graphs`"
     assert leak.line is not None
     assert line_with("kept losses") in leak.line
     assert "losses.append(trainer.loss().detach())" in leak.fix
+    assert Leak.from_json(json.loads(json.dumps(leak.to_json()))) == leak
+    assert str(leak).splitlines()[-1].strip().startswith("fix: ")
     hidden, inputs, targets, probabilities = ROWS * 64 * 4, ROWS * 16 * 4, ROWS * 8, ROWS * 4 * 4
     assert leak.bytes_per_step == hidden + inputs + targets + probabilities + 4 + 4  # the loss and its weight
     assert leak.steps >= 5
@@ -85,41 +93,30 @@ def test_losses_in_a_list_keep_their_graphs() -> None:
     assert "torch.relu" in largest.line
 
 
-def test_losses_kept_after_their_backward_pass_are_found_though_they_are_small() -> None:
-    trainer, losses = Trainer(), []
+def test_what_is_kept_after_its_backward_pass_is_found_though_it_is_small() -> None:
+    trainer, losses, total = Trainer(), [], 0
     with watch_growth() as growth:
-        for _ in range(STEPS):
-            loss = trainer.step()
-            losses.append(loss)  # small losses
-            growth.step()
-        (leak,) = growth.leaks()
-    assert leak.kind == "graph"
-    assert line_with("small losses") in str(leak.line)
-    assert leak.fix.startswith("losses.append(loss.detach())")
-    assert 0 < leak.bytes_per_step < 100
-
-
-def test_a_running_total_keeps_every_graph() -> None:
-    trainer, total = Trainer(), 0
-    with watch_growth() as growth:
-        for _ in range(STEPS):
+        for _ in steps(growth):
+            losses.append(trainer.step())  # small losses
             loss = trainer.step()
             total += loss  # running total
-            growth.step()
-        (leak,) = growth.leaks()
-    assert leak.kind == "graph"
-    assert "`total`" in leak.holder
-    assert line_with("running total") in str(leak.line)
-    assert leak.fix.startswith("total += loss.detach()")
-    assert "memory of the host" in str(leak)
+        leaks = growth.leaks()
+    kept, added = sorted(leaks, key=lambda leak: "total" in leak.holder)
+    assert kept.kind == added.kind == "graph"
+    assert line_with("small losses") in str(kept.line)
+    assert kept.fix.startswith("losses.append(trainer.step().detach())")
+    assert 0 < kept.bytes_per_step < 100
+    assert "`total`" in added.holder
+    assert line_with("running total") in str(added.line)
+    assert added.fix.startswith("total += loss.detach()")
+    assert "memory of the host" in str(added)
 
 
 def test_a_running_total_without_a_backward_pass_counts_its_bytes() -> None:
     trainer, total = Trainer(), torch.zeros(())
     with watch_growth() as growth:
-        for _ in range(STEPS):
+        for _ in steps(growth):
             total = total + trainer.loss()
-            growth.step()
         (leak,) = growth.leaks()
     assert leak.kind == "graph"
     assert "`total`" in leak.holder
@@ -134,9 +131,8 @@ def test_a_hook_that_stores_activations_is_named() -> None:
 
     trainer.model.first.register_forward_hook(keep)
     with watch_growth() as growth:
-        for _ in range(STEPS):
+        for _ in steps(growth):
             trainer.step()
-            growth.step()
         (leak,) = growth.leaks()
     assert leak.kind == "hook"
     assert "`keep`" in leak.what
@@ -154,12 +150,11 @@ def test_kept_exceptions_keep_the_variables_of_their_frames() -> None:
         raise ValueError(doubled.shape)
 
     with watch_growth() as growth:
-        for _ in range(STEPS):
+        for _ in steps(growth):
             try:
                 fails(trainer.batch()[0])
             except ValueError as error:
                 errors.append(error)  # kept error
-            growth.step()
         (leak,) = growth.leaks()
     assert leak.kind == "traceback"
     assert "`fails`" in leak.what
@@ -168,54 +163,44 @@ def test_kept_exceptions_keep_the_variables_of_their_frames() -> None:
     assert leak.bytes_per_step == 2 * ROWS * 16 * 4
 
 
-def test_batches_that_are_kept_in_an_attribute_a_dict_and_a_global(
+def test_batches_that_are_kept_in_an_attribute_a_dict_a_global_and_a_closure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The global is that of a new module: no garbage collection looks at those that were there before."""
     (tmp_path / "leaking.py").write_text("GLOBAL = []\n\ndef keep(tensor):\n    GLOBAL.append(tensor)\n")
     monkeypatch.syspath_prepend(tmp_path)
     keep = import_module("leaking").keep
-    trainer, by_step = Trainer(), {}
-    with watch_growth() as growth:
-        for step in range(STEPS):
-            trainer.history.append(torch.randn(500))
-            by_step[step] = torch.randn(600)
-            keep(torch.randn(700))
-            growth.step()
-        leaks = growth.leaks()
-    assert [leak.kind for leak in leaks] == ["tensors"] * 3
-    assert [leak.bytes_per_step for leak in leaks] == [2800, 2400, 2000]
-    assert leaks[0].holder.startswith("list `GLOBAL`, a global of ")
-    assert leaks[1].holder.startswith("dict `by_step`, a local of ")
-    assert leaks[2].holder == "list `history`, an attribute of `Trainer`"
-    assert "leaking.py" in str(leaks[0].line)
+    trainer, by_step, cache = Trainer(), {}, list[Tensor]()
 
-
-def test_what_a_closure_keeps_is_named_by_its_function() -> None:
-    def made() -> Callable[[], None]:
-        cache: list[Tensor] = []
-
+    def made(closed: list[Tensor]) -> Callable[[], None]:
         def remember() -> None:
-            cache.append(torch.randn(1000))
+            closed.append(torch.randn(1000))
 
         return remember
 
-    remember = made()
+    remember = made(cache)
+    del cache
     with watch_growth() as growth:
-        for _ in range(STEPS):
+        for step in steps(growth):
             remember()
-            growth.step()
-        (leak,) = growth.leaks()
-    assert leak.holder == "list `cache`, a variable that `remember` closes over"
+            trainer.history.append(torch.randn(500))
+            by_step[step] = torch.randn(600)
+            keep(torch.randn(700))
+        leaks = growth.leaks()
+    assert [(leak.kind, leak.bytes_per_step) for leak in leaks] == [("tensors", n) for n in (4000, 2800, 2400, 2000)]
+    assert leaks[0].holder == "list `closed`, a variable that `remember` closes over"
+    assert leaks[1].holder.startswith("list `GLOBAL`, a global of ")
+    assert leaks[2].holder.startswith("dict `by_step`, a local of ")
+    assert leaks[3].holder == "list `history`, an attribute of `Trainer`"
+    assert "leaking.py" in str(leaks[1].line)
 
 
 def test_a_state_that_is_carried_on_with_its_graph_is_found() -> None:
     cell, state = nn.GRUCell(16, 16), torch.zeros(ROWS, 16)
     with watch_growth() as growth:
-        for _ in range(STEPS):
+        for _ in steps(growth):
             state = cell(torch.randn(ROWS, 16), state)  # carried state
             state.sum().backward(retain_graph=True)
-            growth.step()
         (leak,) = growth.leaks()
     assert leak.kind == "graph"
     assert leak.bytes_per_step > ROWS * 16 * 4
@@ -251,10 +236,9 @@ def test_reference_cycles_are_told_apart() -> None:
     gc.disable()
     try:
         with watch_growth() as growth:
-            for _ in range(STEPS):
+            for _ in steps(growth):
                 ring = [torch.randn(1000)]
                 ring.append(ring)  # type: ignore[arg-type]
-                growth.step()
             (leak,) = growth.leaks()
     finally:
         gc.enable()
@@ -262,76 +246,49 @@ def test_reference_cycles_are_told_apart() -> None:
     assert "gc.collect()" in leak.fix
 
 
-def healthy(work: Callable[[Growth], None]) -> tuple[Leak, ...]:
-    with watch_growth() as growth:
-        work(growth)
-        return growth.leaks()
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
-def test_state_that_appears_once_is_no_leak(kind: type[torch.optim.Optimizer]) -> None:
-    trainer = Trainer()
-    trainer.optimizer = kind(trainer.model.parameters(), lr=0.01)
+def trains(kind: type[torch.optim.Optimizer]) -> Callable[[Growth], None]:
+    """Whose state appears once, and whose last loss lives on."""
 
     def work(growth: Growth) -> None:
-        for _ in range(STEPS):
+        trainer = Trainer()
+        trainer.optimizer = kind(trainer.model.parameters(), lr=0.01)
+        for _ in steps(growth):
             loss = trainer.step()
-            growth.step()
         assert loss is not None
 
-    assert healthy(work) == ()
+    return work
 
 
-def test_a_log_of_numbers_is_no_leak() -> None:
+def keeps_a_log_of_numbers(growth: Growth) -> None:
     trainer, log, numbers = Trainer(), [], []
-
-    def work(growth: Growth) -> None:
-        for _ in range(STEPS):
-            loss = trainer.step()
-            log.append(loss.detach())
-            numbers.append(loss.item())
-            growth.step()
-
-    assert healthy(work) == ()
-    assert len(log) == STEPS
+    for _ in steps(growth):
+        loss = trainer.step()
+        log.append(loss.detach())
+        numbers.append(loss.item())
 
 
-def test_a_window_that_is_full_is_no_leak() -> None:
+def keeps_a_window_that_is_full(growth: Growth) -> None:
     window: deque[Tensor] = deque(maxlen=6)
-
-    def work(growth: Growth) -> None:
-        for _ in range(16):
-            window.append(torch.randn(1000))
-            growth.step()
-
-    assert healthy(work) == ()
+    for _ in steps(growth, 16):
+        window.append(torch.randn(1000))
 
 
-def test_batches_that_grow_and_variables_that_live_on_are_no_leak() -> None:
+def takes_batches_that_grow(growth: Growth) -> None:
     trainer = Trainer()
-
-    def work(growth: Growth) -> None:
-        for step in range(STEPS):
-            x, y = trainer.batch(8 * (step + 1))
-            output = trainer.model(x)
-            F.cross_entropy(output, y).backward()
-            growth.step()
-        assert output.shape == (8 * STEPS, 4)
-
-    assert healthy(work) == ()
+    for step in steps(growth):
+        x, y = trainer.batch(8 * (step + 1))
+        output = trainer.model(x)
+        F.cross_entropy(output, y).backward()
+    assert output.shape == (8 * STEPS, 4)
 
 
-def test_more_tensors_in_each_step_that_do_not_outlive_it_are_no_leak() -> None:
-    def work(growth: Growth) -> None:
-        for step in range(STEPS):
-            parts = [torch.randn(1000) for _ in range(step + 1)]
-            growth.step()
-        assert len(parts) == STEPS
-
-    assert healthy(work) == ()
+def makes_more_in_each_step(growth: Growth) -> None:
+    for step in steps(growth):
+        parts = [torch.randn(1000) for _ in range(step + 1)]
+    assert len(parts) == STEPS
 
 
-def test_the_history_of_an_optimizer_is_its_own() -> None:
+def has_an_optimizer_with_a_history(growth: Growth) -> None:
     trainer = Trainer()
     trainer.optimizer = torch.optim.LBFGS(trainer.model.parameters(), max_iter=2, history_size=100)
     x, y = trainer.batch()
@@ -342,42 +299,36 @@ def test_the_history_of_an_optimizer_is_its_own() -> None:
         loss.backward()
         return loss
 
-    def work(growth: Growth) -> None:
-        for _ in range(STEPS):
-            trainer.optimizer.step(closure)
-            growth.step()
+    for _ in steps(growth):
+        trainer.optimizer.step(closure)
 
-    assert healthy(work) == ()
+
+HEALTHY = {
+    "SGD": trains(torch.optim.SGD),
+    "Adam": trains(torch.optim.Adam),
+    "Adagrad": trains(torch.optim.Adagrad),
+    "log": keeps_a_log_of_numbers,
+    "window": keeps_a_window_that_is_full,
+    "growing batches": takes_batches_that_grow,
+    "more tensors": makes_more_in_each_step,
+    "LBFGS": has_an_optimizer_with_a_history,
+}
+
+
+@pytest.mark.parametrize("work", HEALTHY.values(), ids=HEALTHY)
+def test_a_healthy_loop_has_no_leak(work: Callable[[Growth], None]) -> None:
+    with watch_growth() as growth:
+        work(growth)
+        assert growth.leaks() == ()
 
 
 def test_too_few_steps_say_nothing() -> None:
     kept = []
     with watch_growth() as growth:
-        for _ in range(5):
-            kept.append(torch.randn(1000))
-            growth.step()
         assert growth.leaks() == ()
-
-
-def test_a_watch_without_steps_says_nothing_and_live_bytes_are_told() -> None:
-    with watch_growth() as growth:
-        assert growth.leaks() == ()
-        growth.step()
-        kept = torch.zeros(1000)
-        growth.step()
-    before, after = growth.live
-    assert after - before == kept.nbytes
-
-
-def test_a_leak_goes_to_json_and_back() -> None:
-    kept = []
-    with watch_growth() as growth:
-        for _ in range(STEPS):
+        for _ in steps(growth, 5):
             kept.append(torch.randn(1000))
-            growth.step()
-    (leak,) = growth.leaks()
-    assert Leak.from_json(json.loads(json.dumps(leak.to_json()))) == leak
-    assert str(leak).splitlines()[-1].strip().startswith("fix: ")
+        assert growth.leaks() == ()
 
 
 def test_an_error_inside_ends_the_watch() -> None:
@@ -389,30 +340,22 @@ def test_an_error_inside_ends_the_watch() -> None:
 
 
 @pytest.mark.gpu
-def test_a_leak_on_a_gpu_names_its_list_and_its_line() -> None:
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_leak_on_a_gpu_names_its_list_and_a_healthy_loop_has_none(keeps: bool) -> None:
     trainer, losses = Trainer(Net().cuda()), []
     with watch_growth("cuda") as growth:
-        for _ in range(STEPS):
-            x, y = (part.cuda() for part in trainer.batch())
-            losses.append(F.cross_entropy(trainer.model(x), y))
-            growth.step()
-        (leak,) = growth.leaks()
-    assert leak.kind == "graph"
-    assert "`losses`" in leak.holder
-    assert leak.bytes_per_step >= ROWS * 64 * 4
-
-
-@pytest.mark.gpu
-def test_a_healthy_loop_on_a_gpu_has_no_leak() -> None:
-    trainer = Trainer(Net().cuda())
-    with watch_growth("cuda") as growth:
-        for _ in range(STEPS):
+        for _ in steps(growth):
             x, y = (part.cuda() for part in trainer.batch())
             trainer.optimizer.zero_grad()
-            F.cross_entropy(trainer.model(x), y).backward()
-            trainer.optimizer.step()
-            growth.step()
-        assert growth.leaks() == ()
+            loss = F.cross_entropy(trainer.model(x), y)
+            if keeps:
+                losses.append(loss)
+            else:
+                loss.backward()
+                trainer.optimizer.step()
+        leaks = growth.leaks()
+    assert [(leak.kind, "`losses`" in leak.holder) for leak in leaks] == [("graph", True)] * keeps
+    assert all(leak.bytes_per_step >= ROWS * 64 * 4 for leak in leaks)
 
 
 def test_a_lazy_layer_anywhere_in_the_process_is_no_obstacle() -> None:
@@ -428,8 +371,7 @@ def test_nested_tensors_are_watched() -> None:
     rows = [torch.ones(256), torch.ones(512)]
     kept = []
     with watch_growth() as growth:
-        for _ in range(STEPS):
+        for _ in steps(growth):
             kept.append(torch.nested.nested_tensor(rows) * 2)
-            growth.step()
         (leak,) = growth.leaks()
     assert leak.bytes_per_step == 768 * 4

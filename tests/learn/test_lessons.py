@@ -1,25 +1,27 @@
 """The lessons: every one runs, as its notebook has it, and what is made from them is up to date."""
 
+import importlib.util
 import json
 import re
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hotloop.apps.learn import lab
-from hotloop.apps.learn.__main__ import RECORDED, files
-from hotloop.apps.learn.exercise import exercises
-from hotloop.apps.learn.lesson import Lesson, Step, lesson, lessons, parse
-from hotloop.apps.learn.lesson_page import page
+from hotloop.apps.learn.exercise import exercise
+from hotloop.apps.learn.lesson import Lesson, Step, lessons, parse
 from hotloop.apps.learn.lesson_run import Session
-from hotloop.apps.learn.notebook import notebook
-from hotloop.apps.learn.recording import RecordedStep, Recording, record
 
 from ..warm import stand_in
 
 ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("make", ROOT / "lessons" / "make.py")
+assert spec is not None
+make: Any = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(make)  # type: ignore[union-attr]
+CPU, GPU = make.read("cpu"), make.read("gpu")
 EACH = pytest.mark.parametrize("each", lessons(), ids=lambda each: each.name)
 # What the steps of a lesson must print on any machine, as regular expressions.
 SHOWN = {
@@ -77,45 +79,36 @@ def test_a_lesson_is_short_and_fits_a_terminal(each: Lesson) -> None:
     assert 5 <= len(code) <= 12
     assert max(len(line) for step in code for line in step.code.splitlines()) <= 79
     assert any("beside(" in step.code for step in code) or each.number in (3, 12, 14)  # which measure nothing
-    assert any(task.lesson == each.number for task in exercises())
 
 
-def test_lessons_are_numbered_from_one_on() -> None:
-    assert [each.number for each in lessons()] == list(range(1, 17))
+def test_what_is_made_from_the_lessons_is_up_to_date_and_nothing_is_left_over() -> None:
+    made = make.files(CPU, GPU)
+    for file, text in made.items():
+        assert file.read_text(encoding="utf-8") == text, f"{file} is out of date: python lessons/make.py build"
+    written = {ROOT / name for name in ("lessons/make.py", "docs/lessons/index.md")}
+    assert {*(ROOT / "lessons").glob("*.*"), *(ROOT / "docs" / "lessons").rglob("*.*")} <= {*made, *written}
 
 
-def test_what_is_made_from_the_lessons_is_up_to_date() -> None:
-    for file, text in files(ROOT).items():
-        assert file.read_text(encoding="utf-8") == text, f"{file} is out of date: python -m hotloop.apps.learn build"
+def test_lessons_are_numbered_and_listed() -> None:
+    index, menu = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/lessons/index.md", "mkdocs.yml"))
+    for number, each in enumerate(lessons(), 1):
+        file = exercise(number).file.name
+        assert f"| {number} | [{each.title}]({each.name}.md) | {each.minutes} min | `{file}` |\n" in index
+        assert f"      - {number}. {each.title}: lessons/{each.name}.md\n" in menu
 
 
-@EACH
-def test_every_step_was_recorded_as_it_is(each: Lesson) -> None:
-    kept = Recording.read(ROOT / RECORDED / "cpu.json")
-    outputs = [kept.output(each, step) for step in each.steps if step.code]
-    assert None not in outputs, (
-        f"a step has changed: python -m hotloop.apps.learn record {RECORDED}/cpu.json {each.number}"
-    )
-    assert sum(map(bool, outputs)) >= 4
-
-
-def test_most_steps_were_recorded_on_a_gpu_too() -> None:
-    kept = Recording.read(ROOT / RECORDED / "gpu.json")
+def test_every_step_was_recorded_as_it_is_and_most_on_a_gpu_too() -> None:
     steps = [(each, step) for each in lessons() for step in each.steps if step.code]
-    assert kept.gpu == lab.reference()["gpu"]
-    assert sum(kept.output(*each) is not None for each in steps) >= 0.8 * len(steps)  # a GPU is not always at hand
+    changed = [(each.number, step.number) for each, step in steps if make.output(CPU, each, step) is None]
+    assert not changed, "steps have changed: python lessons/make.py record lessons/recorded/cpu.json N"
+    assert GPU["gpu"] == lab.reference()["gpu"]
+    assert sum(make.output(GPU, *each) is not None for each in steps) >= 0.8 * len(steps)  # a GPU is not always at hand
 
 
 def test_a_recording_names_no_folder_of_its_machine() -> None:
-    for file in (ROOT / RECORDED).iterdir():
+    for file in (ROOT / "lessons" / "recorded").iterdir():
         text = file.read_text(encoding="utf-8").replace("/usr/lib/xorg", "").replace("/data/birds", "")  # both made up
         assert not re.findall(r"(?<![\w.…/:])/(?:[\w.-]+/)+[\w.-]+", text)
-
-
-def test_nothing_is_left_over() -> None:
-    made = {file.relative_to(ROOT) for file in files(ROOT)} | {RECORDED / "cpu.json", RECORDED / "gpu.json"}
-    there = [*(ROOT / "lessons").rglob("*.*"), *(ROOT / "docs" / "lessons").rglob("*.*")]
-    assert {file.relative_to(ROOT) for file in there} <= made
 
 
 def test_rows_of_the_reference_are_rows_that_lessons_show() -> None:
@@ -125,15 +118,11 @@ def test_rows_of_the_reference_are_rows_that_lessons_show() -> None:
     assert not words
 
 
+FRONT = "---\ntitle: X\nminutes: 1\nneeds: nothing\n---\nA:\n"
 THREE = parse(
     "01-x",
-    """---
-title: X
-minutes: 1
-needs: nothing
----
-A:
-
+    FRONT
+    + """
 ```python
 from hotloop.apps.learn.lab import beside
 beside({"a row": 0.5})
@@ -154,72 +143,63 @@ C:
 )
 
 
-def test_lessons_are_recorded_and_what_fails_is_named(
-    forked_children: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = record([THREE], Recording())
-    first, second, third = made.steps
-    assert first.output == ("what   here", "a row  500 ms")
-    assert made.rows == {"a row": "500 ms"}
-    assert "ZeroDivisionError" in second.problem
-    assert "no error" in third.problem
-    said = capsys.readouterr().out
-    assert "X: 3 steps" in said
-    assert "step 2 failed: ZeroDivisionError" in said
-    assert "step 3 failed: no error" in said
-    made.write(tmp_path / "kept.json")
-    assert Recording.read(tmp_path / "kept.json") == made
-    assert [made.output(THREE, step) for step in THREE.steps] == ["what   here\na row  500 ms", None, None]
-    again = record([THREE], replace(made, steps=(*made.steps, replace(first, lesson=2)), rows={"another": "1 s"}))
-    assert [(step.lesson, step.step) for step in again.steps] == [(1, 1), (1, 2), (1, 3), (2, 1)]
-    assert again.rows == {"another": "1 s", "a row": "500 ms"}
+def test_what_steps_print_is_recorded_and_what_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    first, fails, ends_well = (replace(THREE, steps=(step,)) for step in THREE.steps)
+    made = make.run(first)
+    assert [step["output"] for step in made["steps"]] == [["what   here", "a row  500 ms"]]
+    assert made["rows"]["a row"] == "500 ms"
+    assert make.output(made, THREE, THREE.steps[0]) == "what   here\na row  500 ms"
+    for lesson, why in ((fails, "step 2: ZeroDivisionError"), (ends_well, "step 3: no error")):
+        with pytest.raises(SystemExit, match=why):
+            make.run(lesson)
 
 
-def recorded(gpu: str, *outputs: str) -> Recording:
+def recorded(gpu: str, *outputs: str) -> dict[str, Any]:
     """A recording of lessons in which the steps printed this."""
     steps = [
-        RecordedStep(1, step.number, sha256(step.code.encode()).hexdigest()[:12], 1.0, tuple(output.split("\n")))
-        for step, output in zip(THREE.steps, outputs, strict=False)
+        {"lesson": 1, "step": n, "code": make.digest(step), "seconds": 1.0, "output": said.split("\n")}
+        for n, (step, said) in enumerate(zip(THREE.steps, outputs, strict=False), 1)
     ]
-    return Recording(gpu, 2, "2.13.0", "2026-01-02", {}, tuple(steps))
+    return {"gpu": gpu, "threads": 2, "torch": "2.13.0", "date": "2026-01-02", "rows": {}, "steps": steps}
 
 
-def test_a_page_shows_what_both_machines_printed_and_once_where_it_is_the_same() -> None:
+def test_one_lesson_that_is_recorded_again_leaves_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def ran(command: list[str], **_: Any) -> None:
+        Path(command[-1]).write_text(json.dumps(recorded("", f"lesson {command[-2]}")))
+
+    monkeypatch.setattr(make.subprocess, "run", ran)
+    kept, other = tmp_path / "kept.json", {**recorded("").copy(), "rows": {"another": "1 s"}}
+    other["steps"] = [{"lesson": number, "step": 1, "output": ["before"]} for number in (1, 2)]
+    kept.write_text(json.dumps(other))
+    make.record(kept, [1])
+    again = json.loads(kept.read_text())
+    assert [each["output"] for each in again["steps"]] == [["lesson 1"], ["before"]]
+    assert again["rows"] == {"another": "1 s"}
+
+
+def test_pages_and_notebooks_show_what_was_printed_and_once_where_it_is_the_same() -> None:
     note = "(on a simulated X1: there is no CUDA GPU here)"
-    cpu = recorded("", "cpu", "same", f"{note}\nline 7")
-    text = page(THREE, cpu, recorded("NVIDIA X1", "cuda:0", "same", "line 7"))
+    cpu, gpu = recorded("", "cpu", "same", f"{note}\nline 7"), recorded("NVIDIA X1", "cuda:0", "same", "line 7")
+    text = make.page(THREE, cpu, gpu)
     assert "on a CPU (2 threads, torch 2.13.0) and, where it differs, on an NVIDIA X1 (torch 2.13.0, 2026-" in text
     blocks = re.findall(r'```text title="(.*)"\n(.*)\n```', text)
     assert blocks == [
         ("Output on a CPU", "cpu"), ("Output on an NVIDIA X1", "cuda:0"), ("Output", "same"),
         ("Output on a simulated and on a real NVIDIA X1", "line 7"),
     ]  # fmt: skip
-
-
-def test_a_page_without_a_recording_of_a_gpu_shows_the_other() -> None:
-    text = page(THREE, recorded("", "one", "two"), Recording())
-    assert re.findall(r'```text title="(.*)"\n(.*)\n```', text) == [("Output", "one"), ("Output", "two")]
-    assert "differs" not in text
-
-
-def test_a_notebook_holds_what_the_gpu_printed() -> None:
-    book = json.loads(notebook(THREE, recorded("NVIDIA X1", "cuda:0", "")))
+    alone = make.page(THREE, recorded("", "one", "two"), make.EMPTY)
+    assert re.findall(r'```text title="(.*)"\n(.*)\n```', alone) == [("Output", "one"), ("Output", "two")]
+    assert "differs" not in alone
+    book = json.loads(make.printed_notebook(THREE, recorded("NVIDIA X1", "cuda:0", "")))
     assert "NVIDIA X1 with torch 2.13.0, 2026-01-02" in "".join(book["cells"][0]["source"])
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == [1, 2, None]
-    assert [cell["outputs"] for cell in cells] == [
-        [{"name": "stdout", "output_type": "stream", "text": ["cuda:0\n"]}], [], [],
-    ]  # fmt: skip
+    printed = {"name": "stdout", "output_type": "stream", "text": ["cuda:0\n"]}
+    assert [cell["outputs"] for cell in cells] == [[printed], [], []]
 
 
 def test_a_step_shows_its_last_value_its_warnings_and_its_own_lines_of_an_error() -> None:
-    text = """---
-title: X
-minutes: 1
-needs: nothing
----
-A:
-
+    text = """
 ```python
 import warnings
 warnings.warn("careful")
@@ -232,22 +212,12 @@ import json
 json.loads("{")
 ```
 """
-    made = parse("01-x", text)
+    made = parse("01-x", FRONT + text)
     session = Session(made)
     first, second = (session.run(step).output for step in made.steps)
     assert first == "UserWarning: careful\n21\n"
     assert '"<lesson 1, step 2>", line 2' in second
     assert "json/decoder.py" not in second
     assert "JSONDecodeError: Expecting" in second
-
-
-def test_a_lesson_that_does_not_exist_is_told() -> None:
-    from hotloop.errors import BadArgument
-
-    with pytest.raises(BadArgument, match="no lesson 99"):
-        lesson(99)
-
-
-def test_a_mark_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ValueError, match="only mark"):
-        parse("01-x", "---\ntitle: X\nminutes: 1\nneeds: nothing\n---\nA\n\n```python fast\n1\n```\n")
+        parse("01-x", FRONT + "```python fast\n1\n```\n")

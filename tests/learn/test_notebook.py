@@ -9,7 +9,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,30 +23,7 @@ from hotloop.apps.learn.judging import CheckVerdict
 from hotloop.apps.learn.learner_progress import LearnerProgress
 from hotloop.apps.learn.lesson import lessons
 from hotloop.cli import app
-from hotloop.errors import BadArgument, OutputError
-
-STUB = "import json, sys\nprint(json.dumps({'program': sys.executable, 'arguments': sys.argv[1:]}))\nsys.exit(3)\n"
-
-
-@pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, list[str]]]:
-    """Runs the command where JupyterLab is a program that says how it was called: the program, its arguments."""
-    package = tmp_path / "stub" / "jupyterlab"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(STUB)
-    monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
-
-    def call(*words: str) -> tuple[Path, list[str]]:
-        command = [sys.executable, "-m", "hotloop", "learn", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 3, done.stderr
-        first, last = done.stdout.splitlines()
-        assert first.startswith("Your notebooks are in ")
-        told = json.loads(last)
-        return Path(told["program"]), told["arguments"]
-
-    return call
+from hotloop.errors import OutputError
 
 
 @pytest.fixture
@@ -63,22 +39,6 @@ def learn(*words: str) -> Any:
     return CliRunner().invoke(app, ["learn", *words])
 
 
-def test_jupyterlab_gets_the_folder_on_this_machine_alone_and_its_exit_code_is_ours(
-    stub: Callable[..., tuple[Path, list[str]]], data_folder: Path
-) -> None:
-    program, arguments = stub("--notebook")
-    assert program == Path(sys.executable)
-    assert arguments == ["--ServerApp.ip=127.0.0.1", str(data_folder / "notebooks")]
-
-
-@pytest.mark.parametrize("words", [("--notebook", "3"), ("3", "--notebook")], ids=" ".join)
-def test_a_number_opens_its_notebook(words: tuple[str, ...], jupyterlab: list[list[str]], data_folder: Path) -> None:
-    assert learn(*words).exit_code == 0
-    [command] = jupyterlab
-    assert command[-1] == str(data_folder / "notebooks" / "03-golden-rule.ipynb")
-    assert LearnerProgress.load().lessons == {"3": "opened"}
-
-
 def test_notebooks_and_exercises_are_copied_and_what_a_learner_changed_stays(
     jupyterlab: list[list[str]], data_folder: Path
 ) -> None:
@@ -86,23 +46,22 @@ def test_notebooks_and_exercises_are_copied_and_what_a_learner_changed_stays(
     folder = data_folder / "notebooks"
     names = {f"{each.name}.ipynb" for each in lessons()} | {each.file.name for each in exercises()}
     assert {file.name for file in folder.iterdir()} == names
+    for each in lessons():
+        cells = json.loads((folder / f"{each.name}.ipynb").read_text())["cells"]
+        assert not any(cell.get("outputs") for cell in cells)
+        last = "".join(cells[-1]["source"])
+        assert exercise(each.number).file.name in last
+        assert f"check({each.number})" in last
     book, script = folder / "03-golden-rule.ipynb", folder / "03_golden_rule.py"
-    assert not any(cell.get("outputs") for cell in json.loads(book.read_text())["cells"])
     book.write_text("mine")
     script.write_text("mine too")
     (folder / "04-model.ipynb").unlink()
-    assert learn("--notebook").exit_code == 0
+    assert learn("--notebook", "3").exit_code == 0
     assert (book.read_text(), script.read_text()) == ("mine", "mine too")
     assert (folder / "04-model.ipynb").exists()
-
-
-def test_a_notebook_names_its_exercise_and_how_to_check_it(jupyterlab: list[list[str]], data_folder: Path) -> None:
-    learn("--notebook")
-    for each in lessons():
-        text = (data_folder / "notebooks" / f"{each.name}.ipynb").read_text()
-        last = "".join(json.loads(text)["cells"][-1]["source"])
-        assert exercise(each.number).file.name in last
-        assert f"check({each.number})" in last
+    here = "--ServerApp.ip=127.0.0.1"  # on this machine alone
+    assert [command[-2:] for command in jupyterlab] == [[here, str(folder)], [here, str(book)]]
+    assert LearnerProgress.load().lessons == {"3": "opened"}
 
 
 @pytest.mark.skipif(find_spec("jupyterlab") is not None, reason="JupyterLab is here")
@@ -149,12 +108,6 @@ def test_jupyterlab_shows_the_notebook_here_to_who_has_its_token(
             server.terminate()
 
 
-@pytest.mark.parametrize("words", [("--notebook", "quiz"), ("--notebook", "--json")])
-def test_notebooks_are_opened_and_nothing_else_is_done(words: tuple[str, ...], jupyterlab: list[list[str]]) -> None:
-    assert "does nothing else" in str(learn(*words).exception)
-    assert not jupyterlab
-
-
 def test_a_folder_that_cannot_be_written_is_told(
     jupyterlab: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,14 +135,3 @@ def test_check_in_a_cell_shows_the_verdicts_keeps_them_and_returns_the_result(
     assert (repr(result), result.passed) == ("exercise 3: 1 of 2 right", False)
     assert "exercise 3: 1 of 2 right" in result._repr_html_()
     assert LearnerProgress.load().exercises["3"]["right"] == 1
-
-
-def test_check_runs_the_file_in_the_current_folder(
-    warm_checks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadArgument, match=r"there is no file 06_evaluation\.py"):
-        check(6)
-    (tmp_path / "06_evaluation.py").write_text(exercise(6).solution.read_text())
-    assert check(6).passed
-    assert "Exercise 6 is solved" in capsys.readouterr().out

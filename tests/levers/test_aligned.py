@@ -31,8 +31,7 @@ def test_a_linear_layer(shape: list[int], inputs: int, outputs: int) -> None:
     torch.testing.assert_close(found, expected, **CLOSE)
     parameters = [x, *layer.parameters()]
     gradients = [torch.autograd.grad(out.float().square().sum(), parameters) for out in (found, expected)]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=0.05, atol=0.3)
+    torch.testing.assert_close(*gradients, rtol=0.05, atol=0.3)
     assert torch.equal(linear(layer, x), layer(x)), "outside of autocast it is the layer itself"
 
 
@@ -59,8 +58,7 @@ def test_a_convolution(
     torch.testing.assert_close(found, expected, **CLOSE)
     parameters = [x, *layer.parameters()]
     gradients = [torch.autograd.grad(out.float().square().sum(), parameters) for out in (found, expected)]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=0.05, atol=0.3)
+    torch.testing.assert_close(*gradients, rtol=0.05, atol=0.3)
     assert torch.equal(convolution(layer, True, x), layer(x)), "outside of autocast it is the layer itself"
     assert in_bf16(convolution, layer, True, x[0]).shape == layer(x[0]).shape, "an image without a batch"
     if transposed:
@@ -96,8 +94,7 @@ def compare(layer: Any, x: Any, hx: Any) -> None:
         if isinstance(a, Tensor):
             assert a.shape == b.shape
             torch.testing.assert_close(b, a, check_dtype=False, **CLOSE)
-    for a, b in zip(*sums, strict=True):
-        torch.testing.assert_close(a, b, rtol=0.05, atol=0.3)
+    torch.testing.assert_close(*sums, rtol=0.05, atol=0.3)
 
 
 @pytest.mark.parametrize("kind", aligned.RECURRENT)
@@ -162,8 +159,7 @@ def test_on_a_gpu_a_step_is_nearly_the_same() -> None:
         loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), plan=plan)
         loop.fit([(x, x.roll(1))] * 12, epochs=1, progress=False, monitor=False)
         weights.append([p.detach().cpu().clone() for p in model.parameters()])
-    for a, b in zip(*weights, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=2e-3)
+    torch.testing.assert_close(*weights, rtol=0, atol=2e-3)
 
 
 @pytest.mark.gpu

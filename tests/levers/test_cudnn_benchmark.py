@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop.levers import CUDNN_BENCHMARK
-from hotloop.levers.cudnn_benchmark import CANDIDATES, expected_search
+from hotloop.levers.cudnn_benchmark import CANDIDATES, CudnnBenchmarkLever, expected_search
 from hotloop.plan import Plan
 
 
@@ -39,8 +38,7 @@ def test_few_candidates_are_tried_unless_the_person_wants_another_number(
 ) -> None:
     cudnn: Any = torch.backends.cudnn
     monkeypatch.setattr(cudnn, "benchmark_limit", own)
-    around = CUDNN_BENCHMARK.around(Plan("cuda", cudnn_benchmark=True))
-    assert around is not None
+    around = CudnnBenchmarkLever().around(Plan("cuda", cudnn_benchmark=True))
     with suppress(ZeroDivisionError), around:
         assert cudnn.benchmark_limit == inside
         raise ZeroDivisionError
@@ -58,7 +56,6 @@ def test_a_run_searches_where_that_pays_back_and_keeps_what_is_faster(
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.05), nn.CrossEntropyLoss())
     report = loop.fit(pictures(60), epochs=20, progress=False, monitor=False)
     assert (report.steps, loop.plan.precision) == (1200, "bf16"), str(loop.tuning)
-    assert loop.tuning is not None
     found = next(trial for trial in loop.tuning.trials if trial.lever == "cudnn benchmark")
     assert (found.verdict == "kept") == loop.plan.cudnn_benchmark
     if pays:

@@ -89,8 +89,7 @@ def test_nadam_has_both_of_its_counts_where_its_update_reads_them() -> None:
         loop.fit(data(), epochs=4, progress=False)
         assert loop.plan.graph == (plan != "plain")
         assert all(kept[name].is_cpu for kept in optimizer.state_dict()["state"].values() for name in COUNTS)
-    for a, b in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(*([*model.parameters()] for model in models), rtol=1e-4, atol=1e-6)
 
 
 def test_groups_that_come_later_are_reverted_too() -> None:
@@ -116,7 +115,6 @@ def centred(gradient: Tensor) -> Tensor:
 
 def centre_when_accumulated(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     def hook(weight: Tensor) -> None:
-        assert weight.grad is not None
         weight.grad = centred(weight.grad)
 
     for layer in (model[0], model[-1]):
@@ -140,15 +138,19 @@ def replace_weights_and_state(model: nn.Module, optimizer: torch.optim.Optimizer
     optimizer.register_step_post_hook(hook)
 
 
+def pictures() -> tuple[DataLoader[Any], list[nn.Module]]:
+    """Batches, and two models that are alike."""
+    dice = torch.Generator().manual_seed(0)
+    x, y = torch.randn(24, 3, 8, 8, generator=dice), torch.randint(4, (24,), generator=dice)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    return DataLoader(TensorDataset(x, y), 8), [model, copy.deepcopy(model)]
+
+
 @pytest.mark.parametrize("change", [centre_when_accumulated, centre_before_steps, replace_weights_and_state])
 def test_what_hooks_put_into_another_memory_format_is_trained_with_as_by_hand(
     change: Callable[[nn.Module, torch.optim.Optimizer], None],
 ) -> None:
-    dice = torch.Generator().manual_seed(0)
-    x, y = torch.randn(24, 3, 8, 8, generator=dice), torch.randint(4, (24,), generator=dice)
-    batches = DataLoader(TensorDataset(x, y), 8)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
-    models = [model, copy.deepcopy(model)]
+    batches, models = pictures()
     optimizers = [torch.optim.Adam(model.parameters(), 0.01, eps=1e-3) for model in models]
     plan = Plan("cpu", fused=True, channels_last=True)
     loop = hotloop.Loop(models[0], optimizers[0], nn.CrossEntropyLoss(), plan=plan)
@@ -159,8 +161,7 @@ def test_what_hooks_put_into_another_memory_format_is_trained_with_as_by_hand(
         optimizers[1].zero_grad()
         nn.functional.cross_entropy(models[1](x), y).backward()
         optimizers[1].step()
-    for a, b in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    torch.testing.assert_close(*([*model.parameters()] for model in models), rtol=0, atol=1e-5)
     hooks = [step_hooks(optimizer) for optimizer in optimizers]
     assert len(hooks[0]) == len(hooks[1]), "one is left behind"
 
@@ -181,17 +182,12 @@ def test_layers_that_are_unfrozen_later_are_trained_as_by_hand(more: dict[str, A
             nn.functional.mse_loss(models[1](x), y).backward()
             optimizers[1].step()
         models[1].requires_grad_(True)
-    for a, b in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    torch.testing.assert_close(*([*model.parameters()] for model in models), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_steps_by_hand_in_a_hook_are_those_of_a_loop_by_hand(name: str) -> None:
-    dice = torch.Generator().manual_seed(0)
-    x, y = torch.randn(24, 3, 8, 8, generator=dice), torch.randint(4, (24,), generator=dice)
-    batches = DataLoader(TensorDataset(x, y), 8)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
-    models = [model, copy.deepcopy(model)]
+    batches, models = pictures()
     options: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {"eps": 1e-3}
     optimizers = [getattr(torch.optim, name)(model.parameters(), 0.01, **options) for model in models]
 
@@ -215,8 +211,7 @@ def test_steps_by_hand_in_a_hook_are_those_of_a_loop_by_hand(name: str) -> None:
     for _ in range(2):
         steps(models[1], optimizers[1])
         warm_up(models[1], optimizers[1])
-    for a, b in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    torch.testing.assert_close(*([*model.parameters()] for model in models), rtol=0, atol=1e-5)
     assert step_hooks(optimizers[0]) == []
 
 
@@ -256,8 +251,7 @@ def test_a_sparse_gradient_that_nobody_foresaw_is_updated_without_a_fused_kernel
         optimizers[1].zero_grad()
         nn.functional.mse_loss(models[1](batch[0].to(device)), batch[1].to(device)).backward()
         optimizers[1].step()
-    for a, b in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    torch.testing.assert_close(*([*model.parameters()] for model in models), rtol=0, atol=1e-6)
     if device == "cpu" or optimizer == "SGD":  # Adagrad has its kernel for CUDA in newer versions of PyTorch
         assert [group["fused"] for group in optimizers[0].param_groups] == [None, True], "the other keeps its kernel"
     loop.fit(list(zip(words, targets, strict=True)), progress=False)

@@ -39,7 +39,7 @@ class Speaker(Translator):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__(dropout)
         layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout, batch_first=True)
-        self.transformer = nn.TransformerEncoder(layer, 2)  # type: ignore[assignment]
+        self.transformer = nn.TransformerEncoder(layer, 2)
 
     def forward(self, words: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(words.shape[1], device=words.device)
@@ -97,7 +97,7 @@ def test_what_a_person_says_of_the_mask_stays(said: bool, by_name: bool) -> None
 
 def test_a_layer_of_ones_own_is_left_alone() -> None:
     class Own(nn.TransformerEncoder):
-        def forward(self, src: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        def forward(self, src: Tensor, mask: Tensor | None = None) -> Tensor:
             return super().forward(src, mask)
 
     model = Own(nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True), 1)
@@ -108,7 +108,7 @@ def test_a_compiler_sees_through_it() -> None:
     model, words = Speaker(), torch.randint(20, (3, LONG))
     expected, _ = loss_of(model, words)
     list(GivenMasksLever().apply(model, [], Plan("cuda")))
-    torch.testing.assert_close(loss_of(torch.compile(model, backend="eager"), words)[0], expected)  # type: ignore[arg-type]
+    torch.testing.assert_close(loss_of(torch.compile(model, backend="eager"), words)[0], expected)
 
 
 @pytest.mark.parametrize("by", [HOTLOOP, "/home/somebody"], ids=["PyTorch's look", "a layer of one's own"])

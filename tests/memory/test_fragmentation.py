@@ -4,8 +4,9 @@ import gc
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,7 @@ from hotloop import Loop, survive_oom
 from hotloop._torch import allocator_settings, set_allocator_settings
 from hotloop.errors import MemoryWarning
 from hotloop.memory import fragmentation, oom
-from hotloop.memory.fragmentation import Fragmented, are_on, can_expand, judged, may_be_set, mend
-from hotloop.memory.oom import Failure
+from hotloop.memory.fragmentation import Fragmented, are_on, can_expand, judged, mend
 from hotloop.step.retry import OomRetry, OutOfMemory
 
 CPU = torch.device("cpu")
@@ -43,12 +43,6 @@ def figures(reserved: int, allocated: int, between: int) -> dict[str, int]:
         "reserved_bytes.all.peak": 200 * GIB,
         "num_ooms": 1,
     }
-
-
-def test_enough_in_pieces_is_fragmented() -> None:
-    found = judged(SAID, figures(8 * GIB, int(4.9 * GIB), int(3.1 * GIB)))
-    assert found == Fragmented(2 * GIB, int(3.1 * GIB))
-    assert str(found) == "memory was fragmented: 3.1 GiB reserved and unused in pieces"
 
 
 @pytest.mark.parametrize(
@@ -79,18 +73,6 @@ def test_fragmented_is_what_would_fit_into_the_pieces_together(
         assert more is not None, "more memory in pieces is not less"
 
 
-@given(said=st.text(), reserved=BYTES, between=BYTES)
-def test_no_words_are_too_strange_to_judge(said: str, reserved: int, between: int) -> None:
-    assert judged(said, figures(reserved, 0, between)) is None or "Tried to allocate" in said
-
-
-@given(others=st.lists(st.sampled_from(["max_split_size_mb:64", "garbage_collection_threshold:0.8", "backend:native"])))
-def test_a_word_of_the_person_stands(others: list[str]) -> None:
-    assert may_be_set(",".join(others))
-    for word in ("True", "False"):
-        assert not may_be_set(",".join([*others, f"expandable_segments:{word}"]))
-
-
 def test_the_settings_of_pytorch_are_read_and_written() -> None:
     before = allocator_settings()
     if before is None:
@@ -113,20 +95,23 @@ def test_without_word_of_the_settings_nothing_is_mended(monkeypatch: pytest.Monk
     assert not mend(Fragmented(MIB, MIB), CPU)
 
 
-def test_only_cuda_on_linux_has_expandable_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
-    monkeypatch.setattr("sys.platform", "linux")
-    assert can_expand(cuda)
-    assert not can_expand(CPU)
-    monkeypatch.setattr("sys.platform", "win32")
-    assert not can_expand(cuda)
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
-    assert not can_expand(cuda)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert not can_expand(cuda)
+@pytest.mark.parametrize(
+    ("device", "platform", "backend", "version", "can"),
+    [
+        ("cuda", "linux", "native", "13.0", True),
+        ("cpu", "linux", "native", "13.0", False),
+        ("cuda", "win32", "native", "13.0", False),
+        ("cuda", "linux", "cudaMallocAsync", "13.0", False),
+        ("cuda", "linux", "native", None, False),
+    ],
+)
+def test_only_cuda_on_linux_has_expandable_segments(
+    device: str, platform: str, backend: str, version: str | None, can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    monkeypatch.setattr("sys.platform", platform)
+    assert can_expand(torch.device(device)) is can
 
 
 @dataclass
@@ -185,26 +170,39 @@ def test_the_whole_batch_is_run_again_once_before_it_is_cut(allocator: Allocator
     assert len(allocator.told) == 2
 
 
-def test_settings_of_the_person_are_kept(allocator: Allocator) -> None:
-    allocator.told = ["max_split_size_mb:64,"]
-    with pytest.warns(MemoryWarning):
-        assert sizes_of(OutOfMemory([], CPU), 1) == [8, 8]
-    assert allocator.told[-1] == "max_split_size_mb:64,expandable_segments:True"
+ON, OFF = "expandable_segments:True", "expandable_segments:False"
+# The allocator, what it was told before, passes that fail, the sizes that are tried, and what it is told.
+FLOWS: dict[str, tuple[dict[str, Any], str, int, list[int], list[str]]] = {
+    "the person's settings": ({}, "max_split_size_mb:64,", 1, [8, 8], [f"max_split_size_mb:64,{ON}"]),
+    "on already": ({}, ON, 1, [8, 4], []),
+    "off by the person": ({}, f"max_split_size_mb:64,{OFF}", 1, [8, 4], []),
+    "memory is full": ({"unused": MIB}, "", 1, [8, 4], []),
+    "it is refused": ({"refuses": True}, "", 3, [8, 4, 2, 1], [ON, OFF]),
+    "it does not help": ({"is_full": True}, "", 1, [8, 4], [ON, OFF]),
+}
 
 
-@pytest.mark.parametrize("setting", ["expandable_segments:True", "max_split_size_mb:64,expandable_segments:False"])
-def test_what_the_person_has_decided_is_not_touched(allocator: Allocator, setting: str) -> None:
-    allocator.told = [setting]
-    assert sizes_of(OutOfMemory([], CPU), 1) == [8, 4]
-    assert allocator.told == [setting]
+@pytest.mark.parametrize(("state", "before", "failures", "sizes", "told"), FLOWS.values(), ids=FLOWS)
+def test_segments_are_asked_for_where_nobody_has_decided_and_they_help(
+    state: dict[str, Any],
+    before: str,
+    failures: int,
+    sizes: list[int],
+    told: list[str],
+    allocator: Allocator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def empty(*shape: int, **options: object) -> Tensor:
+        raise full()
 
-
-def test_memory_that_is_full_is_not_blamed_on_pieces(allocator: Allocator) -> None:
-    allocator.unused = MIB
+    if "is_full" in state:
+        monkeypatch.setattr(torch, "empty", empty)
+    vars(allocator).update(state, told=[before])
     memory = OutOfMemory([], CPU)
-    assert sizes_of(memory, 1) == [8, 4]
-    assert allocator.told == [""]
-    assert memory.mended is None
+    with pytest.warns(MemoryWarning) if sizes == [8, 8] else nullcontext():
+        assert sizes_of(memory, failures) == sizes
+    assert allocator.told == [before, *told]
+    assert (memory.mended is None) == (sizes != [8, 8])
 
 
 def test_the_memory_of_a_capture_is_no_hole(allocator: Allocator) -> None:
@@ -222,23 +220,6 @@ def test_the_memory_of_a_capture_is_no_hole(allocator: Allocator) -> None:
     OomRetry(attempt, memory, int)(8)
     assert tried == [8, 4]
     assert allocator.told == [""]
-
-
-def test_a_refusal_is_no_error_and_is_not_asked_for_again(allocator: Allocator) -> None:
-    allocator.refuses = True
-    memory = OutOfMemory([], CPU)
-    assert sizes_of(memory, 3) == [8, 4, 2, 1]
-    assert allocator.told == ["", "expandable_segments:True", "expandable_segments:False"]
-    assert memory.mended is None
-
-
-def test_where_it_does_not_help_it_is_off_again(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-    def empty(*shape: int, **options: object) -> Tensor:
-        raise full()
-
-    monkeypatch.setattr(torch, "empty", empty)
-    assert sizes_of(OutOfMemory([], CPU), 1) == [8, 4]
-    assert allocator.told[-1] == "expandable_segments:False"
 
 
 def test_one_item_that_does_not_fit_may_be_fragmented_too(allocator: Allocator) -> None:
@@ -377,10 +358,6 @@ def test_survive_oom_does_it_too(allocator: Allocator) -> None:
         assert torch.equal(a, b)
 
 
-def test_a_failure_on_a_cpu_is_never_fragmented() -> None:
-    assert Failure.of(torch.OutOfMemoryError(SAID), CPU).fragmented is None
-
-
 BLOCK = 120 * MIB  # whole pages of 20 MiB, which is what expandable segments take and give back
 CACHED = 8 * BLOCK
 
@@ -470,32 +447,11 @@ def test_a_fragmented_gpu_needs_no_pieces(undecided: None, begin: int) -> None:
         loop, model = on_a_gpu(Holey(begin), 8, cap=True)
     said = r"memory was fragmented: \d+\.\d MiB reserved and unused in pieces"
     assert any(re.search(said, str(each.message)) for each in told)
-    assert loop.fragmented is not None
     assert loop.fragmented.requested == 3 * BLOCK
     assert loop.plan.micro_batch is None
     assert loop.out_of_memory == 1
     assert are_on()
     assert_same(model, expected)
-
-
-@pytest.mark.gpu
-def test_a_fragmented_gpu_in_a_loop_of_ones_own(undecided: None) -> None:
-    batch = tuple(t.cuda() for t in batches(1)[0])
-    plain, ours = cuda_network(), cuda_network()
-    torch.manual_seed(7)
-    F.cross_entropy(plain(batch[0]), batch[1]).backward()
-    backward = survive_oom(ours, objective=Holey())
-    with capped(CACHED + 2 * BLOCK):
-        cached = room(CACHED)
-        del cached
-        torch.manual_seed(7)
-        with pytest.warns(MemoryWarning, match="expandable segments are on now"):
-            backward(batch)
-    assert backward.micro_batch is None
-    for a, b in zip(plain.parameters(), ours.parameters(), strict=True):
-        assert a.grad is not None
-        assert b.grad is not None
-        assert torch.equal(a.grad, b.grad)
 
 
 @pytest.mark.gpu

@@ -151,14 +151,6 @@ def test_encodings_and_outputs_of_hugging_face() -> None:
     assert rows_of(output, 4, slice(0, 1)).last_hidden_state.shape == (1, 2)
 
 
-def test_a_mask_that_is_of_no_item_goes_with_every_piece() -> None:
-    mask = torch.ones(5, 5)
-    batch = {"mask": mask, "x": torch.zeros(8, 5), "y": torch.zeros(8)}
-    assert items_in(batch) == 8
-    assert all(piece["mask"] is mask for piece in cut(batch, 8, 3))
-    assert items_in((mask, torch.zeros(8, 5), torch.zeros(8))) == 8
-
-
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_pictures_of_several_sizes_lie_in_lists(count: int) -> None:
     """Not their channels are cut, but the lists, also where there are as many pictures as channels."""

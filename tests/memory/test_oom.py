@@ -1,11 +1,13 @@
 """What out-of-memory looks like, and what is said about it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from hotloop.errors import DoesNotFit
 from hotloop.memory import oom
-from hotloop.memory.oom import Failure, began_with, clear, does_not_fit, half_updated, is_out_of_memory, surely
+from hotloop.memory.oom import Failure, began_with, does_not_fit, half_updated, is_out_of_memory, surely
 from hotloop.memory.usage import DeviceHoldings, Usage
 
 CPU = torch.device("cpu")
@@ -58,87 +60,84 @@ def test_the_error_that_others_came_of() -> None:
     assert began_with(first) is first
 
 
-def test_a_call_that_runs_out_is_made_again_but_not_for_ever() -> None:
-    calls: list[int] = []
+@pytest.mark.parametrize(
+    ("error", "fails", "calls", "captures"),
+    [
+        (torch.OutOfMemoryError("full"), 3, 4, False),
+        (torch.OutOfMemoryError("full"), 100, oom.ATTEMPTS, False),
+        (torch.OutOfMemoryError("full"), 100, 1, True),
+        (ValueError("mine"), 100, 1, False),
+    ],
+    ids=["in the end", "never", "in a capture", "another error"],
+)
+def test_a_call_that_runs_out_is_made_again_but_not_for_ever(
+    error: Exception, fails: int, calls: int, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oom, "is_capturing", lambda: captures)
+    made: list[int] = []
 
-    def fails(times: int) -> int:
-        calls.append(1)
-        if len(calls) <= times:
-            raise torch.OutOfMemoryError("full")
+    def call() -> int:
+        made.append(1)
+        if len(made) <= fails:
+            raise error
         return 7
 
-    assert surely(lambda: fails(3), CPU) == 7
-    calls.clear()
-    with pytest.raises(torch.OutOfMemoryError):
-        surely(lambda: fails(100), CPU)
-    assert len(calls) == oom.ATTEMPTS
-    calls.clear()
-
-    def refuses() -> None:
-        calls.append(1)
-        raise ValueError("mine")
-
-    with pytest.raises(ValueError, match="mine"):
-        surely(refuses, CPU)
-    assert len(calls) == 1
+    with pytest.raises(type(error)) if fails == 100 else nullcontext():
+        assert surely(call, CPU) == 7
+    assert len(made) == calls
 
 
-def test_nothing_is_repeated_in_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom, "is_capturing", lambda: True)
-    calls: list[int] = []
+# What a model holds, bytes in tensors, the figures of the device, what is said and what is not.
+FULL: dict[str, tuple[DeviceHoldings, int | None, Usage, list[str], list[str]]] = {
+    "activations": (
+        DeviceHoldings("cuda:0", parameters=GIB, gradients=GIB, optimizer=2 * GIB),
+        20 * GIB,
+        Usage("cuda:0", allocated=4 * GIB, reserved=4 * GIB, process=5 * GIB, free=19 * GIB, total=24 * GIB),
+        [
+            "parameters 1.0 GiB, gradients 1.0 GiB, optimizer state 2.0 GiB, activations 16.0 GiB",
+            "other processes 0 B, of 24.0 GiB",
+            "Tried to allocate 2.00 GiB",
+            "make the items smaller",
+        ],
+        ["SGD"],
+    ),
+    "weights": (
+        DeviceHoldings("cuda:0", parameters=6 * GIB, gradients=5 * GIB, optimizer=12 * GIB),
+        23 * GIB,
+        Usage("cuda:0", total=24 * GIB),
+        ["saves up to 12.0 GiB", "smaller model"],
+        ["make the items smaller", "other processes"],
+    ),
+    "others, and memory in no tensor": (
+        DeviceHoldings("cuda:0", parameters=GIB),
+        2 * GIB,
+        Usage("cuda:0", allocated=GIB, reserved=9 * GIB, process=10 * GIB, free=2 * GIB, total=24 * GIB),
+        ["end the other processes, which hold 12.0 GiB", "expandable_segments"],
+        [],
+    ),
+    "nothing is told": (
+        DeviceHoldings("cpu", parameters=4096),
+        None,
+        Usage("cpu"),
+        ["parameters 4.0 KiB"],
+        ["activations", "other processes"],
+    ),
+}
 
-    def fails() -> None:
-        calls.append(1)
-        raise torch.OutOfMemoryError("full")
 
-    with pytest.raises(torch.OutOfMemoryError):
-        surely(fails, CPU)
-    assert len(calls) == 1
-
-
-def test_clearing_a_cpu_is_no_error() -> None:
-    clear(CPU)
-    assert not oom.is_capturing() or torch.cuda.is_available()
-
-
-def said(monkeypatch: pytest.MonkeyPatch, held: DeviceHoldings, allocated: int | None, now: Usage) -> str:
+@pytest.mark.parametrize(("held", "allocated", "now", "says", "omits"), FULL.values(), ids=FULL)
+def test_what_fills_the_memory_and_what_to_do(
+    held: DeviceHoldings,
+    allocated: int | None,
+    now: Usage,
+    says: list[str],
+    omits: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(oom, "usage", lambda device: now)
-    return str(does_not_fit(Failure("Tried to allocate 2.00 GiB", allocated), held, CPU))
-
-
-def test_activations_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = DeviceHoldings("cuda:0", parameters=GIB, gradients=GIB, optimizer=2 * GIB)
-    now = Usage("cuda:0", allocated=4 * GIB, reserved=4 * GIB, process=5 * GIB, free=19 * GIB, total=24 * GIB)
-    words = said(monkeypatch, held, 20 * GIB, now)
-    assert "parameters 1.0 GiB, gradients 1.0 GiB, optimizer state 2.0 GiB, activations 16.0 GiB" in words
-    assert "other processes 0 B, of 24.0 GiB" in words
-    assert "Tried to allocate 2.00 GiB" in words
-    assert "make the items smaller" in words
-    assert "SGD" not in words
-
-
-def test_weights_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = DeviceHoldings("cuda:0", parameters=6 * GIB, gradients=5 * GIB, optimizer=12 * GIB)
-    now = Usage("cuda:0", total=24 * GIB)
-    words = said(monkeypatch, held, 23 * GIB, now)
-    assert "saves up to 12.0 GiB" in words
-    assert "smaller model" in words
-    assert "make the items smaller" not in words
-    assert "other processes" not in words, "what is unknown is not said"
-
-
-def test_other_processes_and_memory_in_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = DeviceHoldings("cuda:0", parameters=GIB)
-    now = Usage("cuda:0", allocated=GIB, reserved=9 * GIB, process=10 * GIB, free=2 * GIB, total=24 * GIB)
-    words = said(monkeypatch, held, 2 * GIB, now)
-    assert "end the other processes, which hold 12.0 GiB" in words
-    assert "expandable_segments" in words
-
-
-def test_a_device_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = said(monkeypatch, DeviceHoldings("cpu", parameters=4096), None, Usage("cpu"))
-    assert "parameters 4.0 KiB" in words
-    assert "activations" not in words.split("fix")[0]
+    words = str(does_not_fit(Failure("Tried to allocate 2.00 GiB", allocated), held, CPU))
+    assert all(word in words for word in says)
+    assert not any(word in words for word in omits)
 
 
 def test_weights_that_may_be_half_updated() -> None:

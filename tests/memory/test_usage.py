@@ -2,32 +2,17 @@
 
 import json
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from hotloop.errors import HotloopError
 from hotloop.memory import usage as module
-from hotloop.memory.usage import Usage, holdings, machine_memory, main_memory_left, usage
+from hotloop.memory.usage import Usage, holdings, main_memory_left, usage
 
 GIB = 2**30
-
-
-@pytest.fixture(autouse=True)
-def _a_large_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=60 * GIB, total=64 * GIB))
-
-
-def written(folder: Path, **files: object) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
 
 
 def test_a_cpu_has_a_process_and_a_machine_and_no_allocator() -> None:
@@ -35,7 +20,6 @@ def test_a_cpu_has_a_process_and_a_machine_and_no_allocator() -> None:
     assert now.allocated is None
     assert now.reserved is None
     assert now.cached is None
-    assert now.process is not None
     assert now.process > 2**20
     assert Usage.from_json(json.loads(json.dumps(now.to_json()))) == now
 
@@ -44,13 +28,6 @@ def test_a_device_that_tells_nothing_is_unknown_and_not_zero() -> None:
     now = usage("meta")
     assert (now.allocated, now.reserved, now.process, now.free, now.total) == (None,) * 5
     assert str(now) == "meta: unknown"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("device", ["cuda", "banana"])
-def test_a_device_that_is_not_here_is_refused_with_the_choices(device: str) -> None:
-    with pytest.raises(HotloopError, match=rf"you asked for '?{device}.*\n +fix: .*choose one of what is here: cpu"):
-        usage(device)
 
 
 def test_the_words_name_each_figure_once() -> None:
@@ -64,70 +41,6 @@ def test_the_words_name_each_figure_once() -> None:
 def test_without_the_share_of_this_process_that_of_others_is_unknown() -> None:
     assert Usage("cuda:0", free=GIB, total=2 * GIB).others is None
     assert "others" not in str(Usage("cuda:0", free=GIB, total=2 * GIB))
-
-
-def test_a_machine_without_limits_has_all_its_memory(tmp_path: Path) -> None:
-    assert machine_memory(tmp_path) == (60 * GIB, 64 * GIB)
-    written(tmp_path / "sys/fs/cgroup", memory_max="max", memory_current=5)
-    assert machine_memory(tmp_path) == (60 * GIB, 64 * GIB)
-
-
-def test_a_container_has_its_share(tmp_path: Path) -> None:
-    written(tmp_path / "sys/fs/cgroup", memory_max=4 * GIB, memory_current=GIB)
-    assert machine_memory(tmp_path) == (3 * GIB, 4 * GIB)
-
-
-def test_cached_files_do_not_count_as_used(tmp_path: Path) -> None:
-    group = tmp_path / "sys/fs/cgroup"
-    written(group, memory_max=4 * GIB, memory_current=4 * GIB, memory_stat=f"anon 5\ninactive_file {2 * GIB}")
-    assert machine_memory(tmp_path) == (2 * GIB, 4 * GIB)
-
-
-def test_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
-    group = tmp_path / "sys/fs/cgroup/memory"
-    written(group, memory_limit_in_bytes=4 * GIB, memory_usage_in_bytes=GIB, memory_stat=f"total_inactive_file {2**20}")
-    assert machine_memory(tmp_path) == (3 * GIB + 2**20, 4 * GIB)
-    written(group, memory_limit_in_bytes=2**63 - 4096, memory_usage_in_bytes=GIB)  # how they say that there is none
-    assert machine_memory(tmp_path) == (60 * GIB, 64 * GIB)
-
-
-@pytest.mark.parametrize(
-    ("line", "base", "names"),
-    [
-        ("0::/jobs/one", "sys/fs/cgroup", ("memory_max", "memory_current")),
-        ("7:cpu,memory:/jobs/one", "sys/fs/cgroup/memory", ("memory_limit_in_bytes", "memory_usage_in_bytes")),
-    ],
-)
-def test_the_tightest_group_around_the_process_counts(
-    tmp_path: Path, line: str, base: str, names: tuple[str, str]
-) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(f"1:name=systemd:/x\n{line}\n")
-    written(tmp_path / base / "jobs", **{names[0]: 8 * GIB, names[1]: 7 * GIB})
-    written(tmp_path / base / "jobs/one", **{names[0]: 6 * GIB, names[1]: GIB})
-    written(tmp_path / base / "other", **{names[0]: 1, names[1]: 1})
-    assert machine_memory(tmp_path) == (1 * GIB, 6 * GIB)
-
-
-@given(limit=st.one_of(st.none(), st.integers(0, 2**62)), used=st.one_of(st.none(), st.integers(0, 2**62)))
-def test_free_is_never_more_than_there_is(
-    tmp_path_factory: pytest.TempPathFactory, limit: int | None, used: int | None
-) -> None:
-    root = tmp_path_factory.mktemp("root")
-    files = {"memory_max": limit, "memory_current": used}
-    written(root / "sys/fs/cgroup", **{name: value for name, value in files.items() if value is not None})
-    free, total = machine_memory(root)
-    assert 0 <= free <= total <= 64 * GIB
-    if limit is not None:
-        assert total <= limit
-
-
-@pytest.mark.parametrize("text", ["", "nonsense", "-5", "12 34", "\0"])
-def test_files_that_make_no_sense_are_no_limit(tmp_path: Path, text: str) -> None:
-    written(tmp_path / "sys/fs/cgroup", memory_max=text, memory_current=text, memory_stat=text)
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(text)
-    assert machine_memory(tmp_path) == (60 * GIB, 64 * GIB)
 
 
 class FakeNvml:
@@ -171,7 +84,7 @@ def test_the_share_of_this_process_is_told_only_where_it_is_certain(
 ) -> None:
     listed = [(os.getpid() if pid == "own" else int(pid), used) for pid, used in processes]
     monkeypatch.setitem(__import__("sys").modules, "pynvml", FakeNvml(*listed))
-    monkeypatch.setattr(module, "_counts_like_the_driver", lambda: like_the_driver)
+    monkeypatch.setattr(module, "sees_whole_machine", lambda: like_the_driver)
     assert module._process(uuid, reserved=500) == known
 
 
@@ -219,16 +132,12 @@ def test_a_gpu_tells_its_figures_apart() -> None:
     kept = torch.zeros(2**28, device="cuda")
     before = usage("cuda")
     assert before.device == f"cuda:{torch.cuda.current_device()}"
-    assert before.allocated is not None
     assert before.reserved is not None
     assert before.allocated >= kept.nbytes
     del kept
     after = usage("cuda")
-    assert after.allocated is not None
     assert before.allocated - after.allocated >= 2**30
     assert after.reserved == before.reserved
-    assert after.free is not None
-    assert after.total is not None
     assert 0 < after.free < after.total
     assert after.process is None or after.process >= after.reserved
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.monitor.gpu_holders import GpuProcess, merged
+from hotloop.monitor.gpu_holders import merged
 from hotloop.monitor.processes import HOST_PIDS, WHOLE_MACHINE, People, held_by_torch
 from hotloop.monitor.reading import Process
 
@@ -28,14 +28,11 @@ GONE = 2**22 + 1  # higher than any PID
 
 
 @contextmanager
-def child(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def child(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A process that waits until it is ended, and has begun when this one goes on."""
     code = "import sys; print('begun', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, *arguments]
-    environment = {**os.environ, **variables}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:
@@ -68,26 +65,13 @@ def opens(proc: Path, pid: int, *files: str) -> None:
         (fds / str(number)).symlink_to(file)
 
 
-def rows(*pids: int, memory: int | None = GIB) -> dict[str, tuple[GpuProcess, ...]]:
-    return {"GPU-0": tuple(GpuProcess(pid, memory, "compute") for pid in pids)}
-
-
-@pytest.mark.parametrize(
-    ("rank", "size", "told"),
-    [("1", "4", (1, 4)), ("0", "1", (None, None)), ("7", "4", (None, None)), ("\x1b[31m1", "4", (None, None))],
-)
-def test_a_process_of_torchrun_has_its_rank(
-    whole_machine: Path, rank: str, size: str, told: tuple[int | None, int | None]
-) -> None:
-    with child(RANK=rank, WORLD_SIZE=size) as process:
-        named, _ = People(whole_machine).name(rows(process.pid))
-        (found,) = named["GPU-0"]
-        assert (found.rank, found.ranks) == told
+def rows(*pids: int, memory: int | None = GIB) -> dict[str, tuple[Process, ...]]:
+    return {"GPU-0": tuple(Process(pid, memory, "compute") for pid in pids)}
 
 
 def test_a_process_has_its_name_and_everything(whole_machine: Path) -> None:
     people = People(whole_machine)
-    with child("--epochs", "3 4") as process:
+    with child("\x1b[2J<script>", os.fsdecode(b"\xff\xfe"), "--epochs", "3 4") as process:
         named, note = people.name(rows(process.pid))
         again, _ = people.name(rows(process.pid))
         expected = psutil.Process(process.pid)
@@ -97,24 +81,17 @@ def test_a_process_has_its_name_and_everything(whole_machine: Path) -> None:
         assert first.name == expected.name()
         assert first.command is not None
         assert first.command.endswith("--epochs '3 4'")
+        assert "\x1b[2J<script>" in first.command, "data, which whoever shows it escapes"
+        assert "��" in first.command
+        first.command.encode()
         assert first.user == expected.username()
         assert first.started == expected.create_time()
         assert first.ours
         assert first.cpu is None  # a difference needs two looks
         assert second.cpu is not None
-
-
-def test_ours_are_this_process_and_those_that_it_started(whole_machine: Path) -> None:
-    named, _ = People(whole_machine).name(rows(os.getpid(), os.getppid()))
-    assert [process.ours for process in named["GPU-0"]] == [True, False]
-
-
-def test_a_process_that_ends_between_two_readings_has_no_name(whole_machine: Path) -> None:
-    people = People(whole_machine)
-    with child() as process:
-        assert people.name(rows(process.pid))[0]["GPU-0"][0].name
-    named, note = people.name(rows(process.pid))
-    assert named["GPU-0"] == (Process(process.pid, GIB, "compute"),)
+    named, note = people.name(rows(process.pid, os.getpid(), os.getppid()))
+    assert named["GPU-0"][0] == Process(process.pid, GIB, "compute"), "it has ended"
+    assert [each.ours for each in named["GPU-0"][1:]] == [True, False]
     assert note is None
 
 
@@ -194,32 +171,14 @@ def test_thousands_of_processes_leave_nothing_behind(whole_machine: Path, monkey
     assert len(Pretended.alive) == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bytes that are no text are a matter of Linux")
-def test_garbage_in_a_command_line_is_kept_as_data(whole_machine: Path) -> None:
-    with child("\x1b[2J<script>", os.fsdecode(b"\xff\xfe")) as process:
-        (named,) = People(whole_machine).name(rows(process.pid))[0]["GPU-0"]
-        assert named.command is not None
-        assert "\x1b[2J<script>" in named.command  # whoever shows it escapes it
-        assert "��" in named.command
-        named.command.encode()
-
-
-# In a container -------------------------------------------------------------------------------------------------------
-
-
-def test_pids_of_the_host_are_said_and_have_no_name(container: Path) -> None:
-    named, note = People(container, own=dict).name(rows(GONE))
-    assert named["GPU-0"] == (Process(GONE, GIB, "compute"),)
-    assert note == HOST_PIDS
-    assert "--pid=host" in HOST_PIDS
-
-
 def test_a_pid_of_the_host_never_gets_the_name_of_a_process_that_does_not_use_the_gpu(container: Path) -> None:
     with child() as process:
         opens(container, process.pid, "/dev/null", "/dev/nvidia0", "/dev/nvidiactl")  # as a monitor, without CUDA
-        named, note = People(container, own=dict).name(rows(process.pid))
-        assert named["GPU-0"] == (Process(process.pid, GIB, "compute"),)
-        assert note == HOST_PIDS
+        for place in (container, container / "without a namespace to compare"):
+            named, note = People(place, own=dict).name(rows(process.pid, GONE))
+            assert named["GPU-0"] == tuple(Process(pid, GIB, "compute") for pid in (process.pid, GONE))
+            assert note == HOST_PIDS
+    assert "--pid=host" in HOST_PIDS
 
 
 def test_a_driver_that_gives_pids_of_the_container_is_believed(container: Path) -> None:
@@ -232,11 +191,6 @@ def test_a_driver_that_gives_pids_of_the_container_is_believed(container: Path) 
     named, note = people.name(rows(process.pid))
     assert named["GPU-0"][0].name is None
     assert note is None  # it has ended, which is no sign of a host
-
-
-def test_without_a_namespace_to_compare_nothing_is_believed(tmp_path: Path) -> None:
-    named, note = People(tmp_path, own=dict).name(rows(os.getppid()))
-    assert (named["GPU-0"][0].name, note) == (None, HOST_PIDS)
 
 
 @pytest.mark.parametrize("memory", [3 * GIB, None])
@@ -252,7 +206,7 @@ def test_the_only_row_is_this_process_where_it_holds_memory_of_that_gpu(containe
 
 
 def test_this_process_is_told_from_others_by_what_it_holds_at_least(container: Path) -> None:
-    held = {"GPU-0": (GpuProcess(GONE, 9 * GIB, "compute"), GpuProcess(GONE + 1, GIB, "compute"))}
+    held = {"GPU-0": (Process(GONE, 9 * GIB, "compute"), Process(GONE + 1, GIB, "compute"))}
     named, note = People(container, own=lambda: {"GPU-0": 5 * GIB}).name(held)
     assert [(p.pid, p.ours) for p in named["GPU-0"]] == [(os.getpid(), True), (GONE + 1, False)]
     assert note == HOST_PIDS
@@ -280,17 +234,6 @@ def test_a_proc_that_psutil_cannot_parse(
     assert People(whole_machine).name(rows(7)) == ({"GPU-0": (Process(7, GIB, "compute"),)}, None)
 
 
-def test_torch_that_has_not_started_cuda_holds_nothing() -> None:
-    code = "import sys; from hotloop.monitor.processes import held_by_torch as h; print(h(), 'torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["{}", "False"]
-
-
-def test_half_a_torch_is_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]
-    assert held_by_torch() == {}
-
-
 def test_what_torch_holds_is_told_by_the_uuid_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(
         is_initialized=lambda: True,
@@ -300,33 +243,25 @@ def test_what_torch_holds_is_told_by_the_uuid_of_nvml(monkeypatch: pytest.Monkey
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     assert held_by_torch() == {"GPU-uuid-1": 7}
-
-
-# The driver's lists ---------------------------------------------------------------------------------------------------
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]  # half imported
+    assert held_by_torch() == {}
+    code = "import sys; from hotloop.monitor.processes import held_by_torch as h; print(h(), 'torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["{}", "False"]
 
 
 def row(pid: int, memory: int | None) -> SimpleNamespace:
     return SimpleNamespace(pid=pid, usedGpuMemory=memory)
 
 
-def test_lists_become_one_with_most_memory_first() -> None:
+def test_lists_become_one_with_most_memory_first_whatever_a_broken_driver_puts_there() -> None:
     lists = {"compute": [row(1, 5), row(2, 9), row(3, None)], "graphics": [row(1, 5), row(4, 7)]}
-    assert merged(lists, 100) == (
-        GpuProcess(2, 9, "compute"),
-        GpuProcess(4, 7, "graphics"),
-        GpuProcess(1, 5, "both"),
-        GpuProcess(3, None, "compute"),
-    )
-
-
-def test_slices_of_a_gpu_are_added_up_and_an_unknown_one_makes_the_sum_unknown() -> None:
-    assert merged({"compute": [row(1, 5), row(1, 6)]}, 100) == (GpuProcess(1, 11, "compute"),)
-    assert merged({"compute": [row(1, 5), row(1, None)]}, 100) == (GpuProcess(1, None, "compute"),)
-
-
-def test_what_a_broken_driver_puts_in_its_list() -> None:
-    lists = {"compute": [row(0, 5), row(2**32 - 1, 5), row(7, 0), row(8, 2**63)], "graphics": None}
-    assert merged(lists, 100) == (GpuProcess(7, None, "compute"), GpuProcess(8, None, "compute"))
+    told = [(2, 9, "compute"), (4, 7, "graphics"), (1, 5, "both"), (3, None, "compute")]
+    assert merged(lists, 100) == tuple(Process(*each) for each in told)
+    assert merged({"compute": [row(1, 5), row(1, 6)]}, 100) == (Process(1, 11, "compute"),), "slices"
+    assert merged({"compute": [row(1, 5), row(1, None)]}, 100) == (Process(1, None, "compute"),)
+    odd = {"compute": [row(0, 5), row(2**32 - 1, 5), row(7, 0), row(8, 2**63)], "graphics": None}
+    assert merged(odd, 100) == (Process(7, None, "compute"), Process(8, None, "compute"))
     assert merged({"compute": None, "graphics": None}, 100) is None
     assert merged({"compute": [], "graphics": None}, 100) == ()
 

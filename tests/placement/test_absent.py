@@ -16,6 +16,8 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "move": lambda device: hotloop.move({"x": X}, device),
     "place": lambda device: hotloop.place(nn.Linear(2, 2), device),
     "stream": lambda device: next(iter(hotloop.stream([X], device))),
+    "usage": hotloop.usage,
+    "measure": lambda device: hotloop.measure(lambda: None, device=device),
     "evaluate": lambda device: hotloop.evaluate(
         nn.Identity(), [(X, X)], {"mean": lambda output, target: output}, device=device
     ),

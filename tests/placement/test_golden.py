@@ -174,7 +174,7 @@ def test_as_a_decorator() -> None:
 
 def test_a_decorator_without_brackets_is_explained() -> None:
     with pytest.raises(BadArgument, match="brackets"):
-        golden_rule(lambda: None)  # type: ignore[arg-type]
+        golden_rule(lambda: None)
 
 
 def test_nothing_remains_when_it_ends() -> None:

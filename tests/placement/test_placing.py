@@ -75,7 +75,7 @@ def test_attributes_may_be_graphs() -> None:
     for node in nodes:
         node["neighbours"] = nodes  # more ways through it than could be walked
     model = nn.Linear(2, 2)
-    model.graph = nodes[0]  # type: ignore[assignment]
+    model.graph = nodes[0]
     with pytest.warns(LeftBehindWarning) as told:
         place(model, "meta")
     assert str(told[0].message).count("fix: ") == len(nodes), "each tensor once"
@@ -85,7 +85,7 @@ def test_what_several_layers_hold_is_told_once() -> None:
     settings = {"scale": torch.zeros(1)}
     layers = [nn.Linear(2, 2) for _ in range(3)]
     for layer in layers:
-        layer.settings = settings  # type: ignore[assignment]
+        layer.settings = settings
     with pytest.warns(LeftBehindWarning) as told:
         place(nn.Sequential(*layers), "meta")
     assert str(told[0].message).count("fix: ") == 1
@@ -94,7 +94,7 @@ def test_what_several_layers_hold_is_told_once() -> None:
 
 def test_a_module_that_refuses_to_move_is_found() -> None:
     class Stubborn(nn.Linear):
-        def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        def _apply(self, fn, recurse=True):
             return self
 
     with pytest.raises(LeftBehind, match=r"0\.weight, 0\.bias"):
@@ -110,7 +110,7 @@ def test_a_model_without_values_cannot_be_placed() -> None:
 def test_parameters_that_become_new_objects_are_followed(kind: type[torch.optim.Optimizer]) -> None:
     model = nn.Linear(3, 3)
     before = list(model.parameters())
-    optimizer = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    optimizer = kind(model.parameters(), lr=0.1)
     place(model, "meta", optimizer)
     after = list(model.parameters())
     assert all(new is not old for new, old in zip(after, before, strict=True)), "the move to meta makes new parameters"
@@ -155,4 +155,4 @@ def test_a_left_behind_attribute_on_a_real_gpu() -> None:
     with pytest.warns(LeftBehindWarning, match=r"model\.mask: \(3,\) float32 on cpu"):
         model = place(Forgetful(), "cuda")
     assert model.body.weight.is_cuda
-    assert model.known.is_cuda  # type: ignore[union-attr]
+    assert model.known.is_cuda

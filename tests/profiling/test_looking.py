@@ -4,11 +4,14 @@ import inspect
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from hotloop.profiling.operation_log import LoggedOperation, OperationLog
+from hotloop.profiling.residents import thinned
 
 
 class Net(nn.Module):
@@ -125,3 +128,13 @@ def test_it_leaves_nothing_behind() -> None:
     torch.ones(1) + 1
     assert look.seen == []
     assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is before
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=400), st.integers(4, 100))
+def test_thinning_keeps_the_ends_the_order_and_the_peak(values: list[int], limit: int) -> None:
+    few = thinned(values, limit)
+    assert len(few) <= max(limit, 2)
+    assert few == sorted(set(few))
+    if values:
+        assert (few[0], few[-1]) == (0, len(values) - 1)
+        assert max(values[place] for place in few) == max(values)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.profiling.parts import steps_in, timeline
+from hotloop.profiling.parts import divided, steps_in
+from hotloop.profiling.profile_record import TimeParts
 
 from .timelines import BACKWARD, HOST, STREAM, event, mark
 
@@ -26,26 +27,18 @@ TIMELINES = st.tuples(
 ).map(lambda three: [e for part in three for e in part])
 
 
+def parts_of(events) -> TimeParts:
+    return divided(events, steps_in(events))
+
+
 @given(TIMELINES)
 def test_the_parts_add_up_to_the_time_of_the_steps(events) -> None:
-    time = timeline(events)
-    total = time.total()
-    assert total.total == pytest.approx(sum(end - start for start, end in time.steps), abs=1e-9)
-    assert all(seconds >= 0 for seconds in total.seconds.values())
-    every = sorted(stretch for stretches in time.parts.values() for stretch in stretches)
-    assert all(before[1] <= after[0] for before, after in pairwise(every))
-
-
-@given(TIMELINES)
-def test_the_steps_and_their_slices_add_up_too(events) -> None:
-    time = timeline(events)
-    each = [time.spent(step) for step in range(len(time.steps))]
-    for name, seconds in time.total().seconds.items():
-        assert sum(parts.seconds[name] for parts in each) == pytest.approx(seconds, abs=1e-9)
-    for step, parts in enumerate(each):
-        slices = time.slices(step, 13)
-        for name, seconds in parts.seconds.items():
-            assert sum(piece.seconds[name] for piece in slices) == pytest.approx(seconds, abs=1e-6)
+    parts = parts_of(events)
+    assert parts.total == pytest.approx(sum(end - start for start, end in steps_in(events)), abs=1e-9)
+    assert all(seconds >= 0 for seconds in parts.seconds.values())
+    each = [divided(events, [step]).seconds for step in steps_in(events)]
+    for name, seconds in parts.seconds.items():
+        assert sum(one[name] for one in each) == pytest.approx(seconds, abs=1e-9)
 
 
 @given(TIMELINES)
@@ -57,7 +50,7 @@ def test_steps_follow_one_another(events) -> None:
 
 def test_on_a_cpu_the_time_goes_to_data_operations_and_python() -> None:
     events = [mark(0), event("data", 0, 6), event("operation", 1, 2), event("operation", 7, 9), mark(10)]
-    parts = timeline(events).total()
+    parts = parts_of(events)
     assert (parts.data, parts.compute, parts.gaps) == (6, 2, 2)
     assert (parts.copies, parts.waits, parts.communication) == (0, 0, 0)
 
@@ -73,7 +66,7 @@ def test_what_the_device_does_counts_before_what_the_host_does() -> None:
         event("wait", 6, 9),
         mark(10),
     ]
-    parts = timeline(events).total()
+    parts = parts_of(events)
     assert parts.compute == 3 + 2
     assert parts.data == 1
     assert parts.copies == 1
@@ -85,14 +78,14 @@ def test_what_the_device_does_counts_before_what_the_host_does() -> None:
 def test_threads_beside_the_loop_do_not_count() -> None:
     pinning = 99
     host = [mark(0), event("operation", 0, 10, thread=pinning), event("operation", 2, 3), mark(10)]
-    assert timeline(host).total().compute == 1
+    assert parts_of(host).compute == 1
     device = [mark(0), event("wait", 0, 10, thread=pinning), event("kernel", 2, 3, thread=STREAM), mark(10)]
-    assert timeline(device).total().waits == 0
+    assert parts_of(device).waits == 0
 
 
 def test_the_threads_of_backward_passes_count() -> None:
     events = [mark(0), event("operation", 2, 8, "autograd::engine::evaluate_function: X", BACKWARD), mark(10)]
-    assert timeline(events).total().compute == 6
+    assert parts_of(events).compute == 6
 
 
 def test_a_host_that_runs_ahead_has_not_ended_its_step() -> None:
@@ -106,4 +99,4 @@ def test_a_host_that_runs_ahead_has_not_ended_its_step() -> None:
         event("kernel", 5, 9, thread=STREAM, link=2),
     ]
     assert steps_in(events) == [(0, 5), (5, 9)]
-    assert timeline(events).total().compute == pytest.approx(8.8)
+    assert parts_of(events).compute == pytest.approx(8.8)

@@ -174,17 +174,44 @@ def test_a_script_that_catches_everything_is_ended(run, monkeypatch: pytest.Monk
         """)
 
 
-def test_a_gan_makes_one_step_of_both_optimizers(run) -> None:
-    code, profile, _, err = run("""
-        other = model()
-        critic = torch.optim.SGD(other.parameters(), lr=0.01)
-        while True:
-            step(other, critic)
-            step(net, optimizer)
-    """)
+ALTERNATING = """
+    other = model()
+    critic = torch.optim.SGD(other.parameters(), lr=0.01)
+    while True:
+        step(other, critic)
+        step(net, optimizer)
+"""
+ACCUMULATING = """
+    while True:
+        for _ in range(3):
+            net(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+CLAMPING = """
+    while True:
+        step(net, optimizer)
+        for p in net.parameters():
+            p.data.clamp_(-1, 1)
+"""
+WITH_WORKERS = """
+    data = TensorDataset(torch.randn(400, 4))
+    for (inputs,) in DataLoader(data, batch_size=4, num_workers=1):
+        step(net, optimizer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "calls"),
+    [(ALTERNATING, 4), (ACCUMULATING, 6), (CLAMPING, 2), (WITH_WORKERS, 2)],
+    ids=["a GAN", "accumulation", "what else writes to parameters", "workers, which end with the script"],
+)
+def test_what_a_step_is(run, body: str, calls: int) -> None:
+    code, profile, _, err = run(body)
     assert (code, profile.steps) == (0, 3), err
-    forward = next(o for o in profile.operations if o.name == "addmm")
-    assert forward.calls == 4
+    assert next(o for o in profile.operations if o.name == "addmm").calls == calls
+    assert profile.data_known is (body == WITH_WORKERS)
+    assert "Traceback" not in err
 
 
 def test_each_optimizer_of_a_gan_has_its_own_lines(run) -> None:
@@ -209,118 +236,59 @@ def test_each_optimizer_of_a_gan_has_its_own_lines(run) -> None:
     assert calls == {"return net(torch.ones(3, 4))": 2, "return other(torch.ones(3, 4))": 2}
 
 
-def test_an_optimizer_that_was_dropped_holds_nothing_up(run) -> None:
-    code, profile, _, err = run("""
-        optimizer = torch.optim.Adam(net.parameters())
-        for _ in range(5):
-            step(net, optimizer)
-    """)
-    assert (code, profile.steps) == (0, 2), err
-
-
-def test_a_short_script_with_an_idle_optimizer_is_told_what_was_waited_for(run) -> None:
-    code, profile, _, err = run("""
-        idle = torch.optim.Adam(net.parameters())
-        for _ in range(5):
-            step(net, optimizer)
-    """)
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("", "train.py came to its end without a training step"),
+        ("raise SystemExit(7)", "train.py ended itself with 7 without a training step"),
+        ("for _ in range(2): step(net, optimizer)", "after 2 training steps, and a profile needs at least 3"),
+        (
+            "idle = torch.optim.Adam(net.parameters())\nfor _ in range(5): step(net, optimizer)",
+            "after 5 calls of step(), before all of its optimizers had stepped",
+        ),
+    ],
+)
+def test_a_script_without_enough_steps_is_told_what_was_looked_for(run, body: str, said: str) -> None:
+    code, profile, _, err = run(body)
     assert (code, profile) == (2, None)
-    assert "after 5 calls of step(), before all of its optimizers had stepped" in err
+    assert said in err
+    assert "fix:" in err
 
 
-def test_accumulation_makes_one_step_of_several_passes(run) -> None:
-    code, profile, _, err = run("""
-        while True:
-            for _ in range(3):
-                net(torch.ones(3, 4)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    """)
-    assert (code, profile.steps) == (0, 3), err
-    assert next(o for o in profile.operations if o.name == "addmm").calls == 6
-
-
-def test_an_error_of_the_script_is_shown_as_python_shows_it(run) -> None:
-    code, profile, _, err = run("""
-        def inner():
-            raise ValueError("broken <b>")
-
-        step(net, optimizer)
-        inner()
-    """)
+@pytest.mark.parametrize(
+    ("body", "head", "told"),
+    [
+        (
+            "def inner():\n    raise ValueError('broken <b>')\n\nstep(net, optimizer)\ninner()",
+            HEAD,
+            ("ValueError: broken <b>", "in inner", 'train.py", line'),
+        ),
+        ("step(net, optimizer)\ntorch.ones(2, 3) @ torch.ones(2, 3)", HEAD, ("mat1 and mat2",)),  # in a look
+        ("def broken(:\n    pass\n", "", ("SyntaxError",)),
+    ],
+)
+def test_an_error_of_the_script_is_shown_as_python_shows_it(run, body: str, head: str, told: tuple[str, ...]) -> None:
+    code, profile, _, err = run(body, head=head)
     assert (code, profile) == (1, None)
-    assert err.splitlines()[-1] == "ValueError: broken <b>"
-    assert 'train.py", line' in err
-    assert "in inner" in err
+    for words in told:
+        assert words in err
     for foreign in ("hotloop/profiling", "runpy"):
         assert foreign not in err
 
 
-def test_an_error_while_a_step_is_looked_at_hides_our_frames_too(run) -> None:
-    code, _, _, err = run("""
-        step(net, optimizer)
-        torch.ones(2, 3) @ torch.ones(2, 3)
-    """)
-    assert code == 1
-    assert "mat1 and mat2" in err
-    assert "hotloop/profiling" not in err
-
-
-def test_a_script_that_is_no_python_is_shown_as_python_shows_it(run) -> None:
-    code, _, _, err = run("def broken(:\n    pass\n", head="")
-    assert code == 1
-    assert "SyntaxError" in err
-    assert "hotloop/profiling" not in err
-
-
 @pytest.mark.parametrize(
-    ("ending", "how"), [("", "came to its end"), ("raise SystemExit(7)", "ended itself with 7")], ids=["end", "exit"]
+    ("body", "warmup"),
+    [
+        ("for _ in range(5): step(net, optimizer)\nraise SystemExit(0)", None),
+        ("for _ in range(9): step(net, optimizer)\nraise KeyboardInterrupt", 6),
+        ("optimizer = torch.optim.Adam(net.parameters())\nfor _ in range(5): step(net, optimizer)", None),
+    ],
+    ids=["few steps", "Ctrl-C", "an optimizer that was dropped holds nothing up"],
 )
-def test_a_script_that_never_steps_is_told_what_was_looked_for(run, ending: str, how: str) -> None:
-    code, profile, _, err = run(f"""
-        print("hello")
-        {ending}
-    """)
-    assert (code, profile) == (2, None)
-    assert f"train.py {how} without a training step" in err
-    assert "used by an optimizer or by hand" in err
-    assert "fix:" in err
-
-
-def test_a_script_with_few_steps_gets_a_profile_of_what_there_was(run) -> None:
-    code, profile, _, err = run(
-        """
-        for _ in range(5):
-            step(net, optimizer)
-        raise SystemExit(0)
-    """,
-        steps=20,
-        warmup=None,
-    )
-    assert code == 0, err
-    assert profile.steps == 2
-    assert "warm-up" in profile.notes[0]
-
-
-def test_a_script_with_two_steps_is_told_how_many_it_takes(run) -> None:
-    code, profile, _, err = run("""
-        step(net, optimizer)
-        step(net, optimizer)
-    """)
-    assert (code, profile) == (2, None)
-    assert "after 2 training steps, and a profile needs at least 3" in err
-
-
-def test_ctrl_c_gives_a_profile_of_what_there_was(run) -> None:
-    code, profile, _, _ = run(
-        """
-        for number in range(9):
-            step(net, optimizer)
-        raise KeyboardInterrupt
-    """,
-        steps=20,
-    )
-    assert (code, profile.steps) == (0, 2)
+def test_a_script_that_ends_early_gets_a_profile_of_what_there_was(run, body: str, warmup: int | None) -> None:
+    code, profile, _, err = run(body, steps=20, warmup=warmup)
+    assert (code, profile.steps) == (0, 2), err
+    assert warmup or "warm-up" in profile.notes[0]
 
 
 def test_a_module_runs_as_python_would_run_it(run, tmp_path: Path) -> None:
@@ -332,17 +300,6 @@ def test_a_module_runs_as_python_would_run_it(run, tmp_path: Path) -> None:
     assert (code, profile.name) == (0, "project.learn"), err
     assert "train.py" in {operation.line.file for operation in profile.operations if operation.line is not None}
     sys.modules.pop("train", None)
-
-
-def test_workers_of_a_loader_end_with_the_script(run) -> None:
-    code, profile, _, err = run("""
-        data = TensorDataset(torch.randn(400, 4))
-        for (inputs,) in DataLoader(data, batch_size=4, num_workers=1):
-            step(net, optimizer)
-    """)
-    assert (code, profile.steps) == (0, 3), err
-    assert profile.data_known
-    assert "Traceback" not in err
 
 
 BY_HAND_HEAD = """
@@ -379,17 +336,6 @@ def test_updates_by_hand_are_steps(run, way: str) -> None:
     passes = 2 if way == "two backward passes" else 1
     assert next(o for o in profile.operations if o.name == "addmm").calls == 2 * passes
     assert any(o.line is not None and o.line.code.startswith("return model(") for o in profile.operations)
-
-
-def test_what_else_writes_to_parameters_is_no_step_beside_an_optimizer(run) -> None:
-    code, profile, _, err = run("""
-        while True:
-            step(net, optimizer)
-            for p in net.parameters():
-                p.data.clamp_(-1, 1)
-    """)
-    assert (code, profile.steps) == (0, 3), err
-    assert next(o for o in profile.operations if o.name == "addmm").calls == 2
 
 
 CAPTURED = """

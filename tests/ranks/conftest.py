@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,23 +15,6 @@ import pytest
 from ..warm import Running, Warm
 
 PATIENCE = 120  # seconds
-# Scripts that tests run.
-SCRIPTS = (
-    *(
-        "agent",
-        "capturing",
-        "compiling",
-        "crossing",
-        "drifting",
-        "failing",
-        "normalising",
-        "resuming",
-        "scenes",
-        "slowly",
-    ),
-    *("scoring", "unwritten"),
-)
-collect_ignore = [f"{name}.py" for name in SCRIPTS]
 
 
 @dataclass
@@ -43,10 +27,15 @@ class Ended:
 
 
 class Launch:
-    """The ranks of one run."""
+    """The ranks of one run; `each(rank)` gives further variables."""
 
     def __init__(
-        self, warm: Warm, script: Path, *arguments: str, ranks: int, cwd: Path, each: Callable[[int], dict[str, str]]
+        self,
+        warm: Warm,
+        *command: Path | str,
+        cwd: Path,
+        ranks: int = 2,
+        each: Callable[[int], dict[str, str]] = lambda rank: {},
     ) -> None:
         self.folder = cwd
         port = free_port()
@@ -67,7 +56,7 @@ class Launch:
             files = {"out": cwd / f"out {rank}", "err": cwd / f"err {rank}"}
             for file in files.values():
                 file.unlink(missing_ok=True)
-            self.ranks.append(warm.start(script, *arguments, cwd=cwd, environment=environment, **files))
+            self.ranks.append(warm.start(*command, cwd=cwd, environment=environment, **files))
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         with suppress(ProcessLookupError):
@@ -101,11 +90,5 @@ Launcher = Callable[..., Launch]
 
 @pytest.fixture
 def launch(warm: Warm, tmp_path: Path) -> Launcher:
-    """`launch(script, *arguments, ranks=2)` begins the ranks; `each(rank)` gives further variables."""
-
-    def begin(
-        script: Path, *arguments: str, ranks: int = 2, each: Callable[[int], dict[str, str]] = lambda rank: {}
-    ) -> Launch:
-        return Launch(warm, script, *arguments, ranks=ranks, cwd=tmp_path, each=each)
-
-    return begin
+    """`launch(script, *arguments, ranks=2)` begins the ranks."""
+    return partial(Launch, warm, cwd=tmp_path)

@@ -1,6 +1,6 @@
-"""A training in which something goes wrong on one rank: `failing.py SCENE [RANK [STEP]]`.
+"""A training in which one rank, the last unless it is said, does something else: `failing.py SCENE [RANK [STEP]]`.
 
-The rank does what the scene says, at that step.
+It is set up as the scene says, or does what it says at that step.
 """
 
 import os
@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import hotloop
 from hotloop.ranks import heartbeat
 
-heartbeat.PERIOD = 0.5  # what takes rounds of words takes as many, and less time
+# Seconds; as many rounds of words as ever, in less time.
+heartbeat.PERIOD, heartbeat.BEAT_PATIENCE, heartbeat.LATE = 0.25, 1.5, 1.0
 scene, *rest = sys.argv[1:]
 wrong = int(rest[0]) if rest else RANKS - 1
 step = int(rest[1]) if len(rest) > 1 else 5
@@ -94,29 +95,48 @@ def objective(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(Spiked.apply(model(x)), batch[1])
 
 
+def drift(record: Any) -> None:
+    """Weights are written on one rank alone: by rounding, or by more."""
+    if IS_WRONG and record.step == 3:
+        with torch.no_grad():
+            next(iter(model.parameters())).mul_(1 + 1e-6 if scene == "rounds" else 1.5)
+
+
+def differs(kind: str) -> bool:
+    return scene == kind and IS_WRONG
+
+
 torch.manual_seed(3)
-first = [nn.Linear(6, 6), nn.Tanh()] if scene == "model" and IS_WRONG else []
-model = nn.Sequential(*first, network())
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+layers = [nn.Linear(6, 6), nn.Tanh()] if differs("model") else []
+layers += [nn.Dropout(0.2 if IS_WRONG else 0.1)] if scene == "dropout" else []
+model = nn.Sequential(*layers, network())
+optimizer = torch.optim.SGD(model.parameters(), 0.2 if differs("rate") else 0.1)
 optimizer.register_step_post_hook(lambda *_: updates.append(None))
+criterion = {"loss": nn.MultiMarginLoss() if IS_WRONG else nn.CrossEntropyLoss()}.get(scene)
 loop = hotloop.Loop(
     model,
     optimizer,
-    objective=objective,
+    criterion,
+    objective=None if criterion else objective,
     device="cpu",
     plan="plain",
-    accumulate=2 if scene == "plan" and IS_WRONG else 1,
+    accumulate=2 if differs("plan") else 1,
 )
 data: Any = DataLoader(Rows(*rows(items=131 if "uneven" in rest else 128).tensors), GLOBAL // RANKS)
 if scene in ("uneven", "unequal"):
     data = DataLoader(Pieces() if scene == "uneven" else Known(), batch_size=None)
-if scene == "apart":  # as a person does who wants one rank to evaluate
-    for batch in loop.batches(data):
-        loop.step(batch)
-        if loop.steps == step and IS_WRONG:
-            time.sleep(0.5)
-            print(loop.evaluate(data))
+if scene in ("apart", "loop"):  # as a person does who wants one rank to evaluate, or to change weights
+    for _ in range(2):
+        for batch in loop.batches(data):
+            loop.step(batch)
+            if loop.steps == step and differs("apart"):
+                time.sleep(0.5)
+                print(loop.evaluate(data))
+            if loop.steps == step and differs("loop"):
+                model[0][0].weight.data.mul_(1.5)
 else:
-    loop.fit(data, epochs=3, progress=False, monitor=False)
+    options: dict[str, Any] = {"save": "saved", "every": "4 steps"} if scene == "saves" else {}
+    options["on_step"] = drift if scene in ("writes", "saves", "rounds") else None
+    loop.fit(data, epochs=3, progress=False, monitor=False, **options)
 print("ended", loop.steps, loop.out_of_memory)
 torch.save(model.state_dict(), f"{scene} {RANK}.pt")

@@ -1,7 +1,7 @@
 """A training that saves, and goes on from what it finds: `resuming.py FOLDER NAME [RANK STEP [SIGNAL]]`.
 
-At the step, the rank sends itself the signal, when a checkpoint is there. A run that is "slowly" in its name has one of
-nearly every step.
+Until it is resumed, a run with "slowly" in its name has a checkpoint of nearly every step; at the step, the rank sends
+itself the signal, when there is one.
 """
 
 import json
@@ -20,19 +20,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import hotloop
-from hotloop.checkpoint.store import Store
+from hotloop.ranks import heartbeat
 
+heartbeat.PERIOD, heartbeat.BEAT_PATIENCE = 0.25, 1.5  # seconds; as many rounds of words as ever, in less time
 folder, name, *rest = sys.argv[1:]
 where = Path(folder)
-saved, steps, is_slow = where / f"saved {name}", [], "slowly" in name
+saved, steps = where / f"saved {name}", []
+is_new = not saved.exists()
 
 
 def objective(model: nn.Module, batch: Any) -> Tensor:
     if model.training:
         steps.append(1)
-        time.sleep(0.1 * is_slow)
-        if rest and (RANK, len(steps)) == (int(rest[0]), int(rest[1])):
-            while Store(saved).latest() is None:  # its writer is a thread beside the training
+        time.sleep(0.05 * ("slowly" in name and is_new))
+        if rest and is_new and (RANK, len(steps)) == (int(rest[0]), int(rest[1])):
+            while not any(saved.glob("step-*")):  # its writer is a thread beside the training
                 time.sleep(0.02)
             os.kill(os.getpid(), signal.Signals[rest[2] if len(rest) > 2 else "SIGKILL"])
     x = batch[0]
@@ -57,7 +59,7 @@ report = loop.fit(
     epochs=3,
     validate=DataLoader(rows(), 11),
     save=saved,
-    every="1 steps" if is_slow else "2 steps",
+    every="1 steps" if "slowly" in name else "2 steps",
     resume=True,
     progress=False,
     monitor=False,
@@ -69,5 +71,6 @@ told = {
     "steps": report.steps,
     "resumed": report.resumed,
     "stopped": report.stopped,
+    "host": os.uname().nodename,
 }
 end.with_suffix(".json").write_text(json.dumps(told))

@@ -48,7 +48,7 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 def trained(model: nn.Module, criterion: Any, data: Any, *, epochs: int = 3, **options: Any) -> Any:
     optimizer = options.pop("optimizer", None) or torch.optim.AdamW(model.parameters(), 1e-2)
-    named = ("validate", "metrics", "best", "restore_best", "on_epoch")
+    named = ("validate", "metrics", "best", "restore_best", "on_epoch", "save")
     fit = {name: options.pop(name) for name in named if name in options}
     loop = hotloop.Loop(model, optimizer, criterion, device=DEVICE, plan=options.pop("plan", "plain"), **options)
     return loop, loop.fit(data, epochs=epochs, progress=False, monitor=False, **fit)

@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from hotloop.ranks.heartbeat import Beat, Heartbeat, RankLost
 from hotloop.step.across import UpdateTimes
 from hotloop.training.rank_file import RankFile
 
+from ..thorough import some
 from ..warm import Warm
 from .conftest import Ended, Launch, Launcher, free_port, until
 
@@ -83,7 +86,7 @@ def test_a_rank_that_is_stopped_is_named_within_the_timeout(launch: Launcher) ->
 
 
 def test_a_rank_that_is_late_is_named_at_first_and_in_the_end(launch: Launcher) -> None:
-    ended = after_others(launch(FAILING, "endless", ranks=3, each=within(4, HOTLOOP_RANK_LATE="1")), 2)
+    ended = after_others(launch(FAILING, "endless", ranks=3, each=within(3)), 2)
 
     for rank in (0, 1):
         late = rf"rank 2 on {HOST} is late: for \d+ s it has been in batch 4 of epoch 1 after step 5"
@@ -131,26 +134,37 @@ def test_different_numbers_of_batches_of_unknown_length(launch: Launcher) -> Non
 # Out of memory on one rank
 
 
-@pytest.mark.parametrize(
-    ("scene", "step", "rows"),
-    [
-        ("forward", 1, "even"),
-        ("forward", 5, "uneven"),
-        ("backward", 1, "uneven"),
-    ],
-)
-def test_memory_that_runs_out_on_one_rank_alone(
-    launch: Launcher, tmp_path: Path, scene: str, step: int, rows: str
-) -> None:
-    undisturbed = launch(FAILING, "nothing", "1", str(step), rows).wait()
-    ended = launch(FAILING, scene, "1", str(step), rows, each=within(3)).wait()
+MEMORY = [("forward", "5", "uneven"), ("backward", "1", "uneven"), ("forward", "1", "even")]
 
-    assert [each.code for each in (*undisturbed, *ended)] == [0, 0, 0, 0], ended[1].err
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Callable[[str], tuple[str, Any]]:
+    """How far a training comes where memory does not run out, and its weights."""
+
+    @cache
+    def ends(rows: str) -> tuple[str, Any]:
+        folder = tmp_path_factory.mktemp(rows)
+        ended = Launch(warm, FAILING, "nothing", "1", "5", rows, cwd=folder).wait()
+        assert [each.code for each in ended] == [0, 0], ended[0].err
+        (step, times) = ended[0].out.split()[1:]
+        assert times == "0"
+        return step, torch.load(folder / "nothing 0.pt")
+
+    return ends
+
+
+@pytest.mark.parametrize(("scene", "step", "rows"), some(MEMORY, MEMORY[:2]))
+def test_memory_that_runs_out_on_one_rank_alone(
+    launch: Launcher, tmp_path: Path, undisturbed: Callable[[str], Any], scene: str, step: str, rows: str
+) -> None:
+    expected, weights = undisturbed(rows)
+    ended = launch(FAILING, scene, "1", step, rows, each=within(3)).wait()
+
+    assert [each.code for each in ended] == [0, 0], ended[1].err
     assert [int(each.out.split()[-1]) > 0 for each in ended] == [False, True]  # times that memory ran out
-    assert undisturbed[0].out.split()[1] == ended[0].out.split()[1] == ended[1].out.split()[1]
-    expected, *found = (torch.load(tmp_path / f"{name}.pt") for name in ("nothing 0", f"{scene} 0", f"{scene} 1"))
-    for each in found:
-        torch.testing.assert_close(each, expected, rtol=1e-5, atol=1e-6)
+    assert [each.out.split()[1] for each in ended] == [expected, expected]
+    for rank in (0, 1):
+        torch.testing.assert_close(torch.load(tmp_path / f"{scene} {rank}.pt"), weights, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scene", ["backward", "sent"])
@@ -165,46 +179,39 @@ def test_memory_that_runs_out_in_a_backward_pass_that_sends_gradients(launch: La
 # Wrong set-ups
 
 
-@pytest.mark.parametrize(("scene", "name"), [("model", "model"), ("plan", "plan"), ("unequal", "number of batches")])
-def test_ranks_that_are_not_set_up_alike(launch: Launcher, scene: str, name: str) -> None:
-    ended = launch(FAILING, scene).wait()
-
-    for each in ended:
-        assert "RanksDiffer" in words(each)
-        assert f"rank 1 on {HOST} has another {name} than rank 0 on {HOST}" in words(each)
-
-
 @pytest.mark.parametrize(
     ("scene", "what"),
-    [
-        ("rate", "lr of SGD than rank 0 on {host}: 0.02 instead of 0.01"),
-        ("dropout", "setting of Dropout layers"),
-    ],
+    {
+        "model": "model",
+        "plan": "plan",
+        "unequal": "number of batches",
+        "rate": f"lr of SGD than rank 0 on {HOST}: 0.2 instead of 0.1",
+        "dropout": "setting of Dropout layers",
+        "loss": f"loss than rank 0 on {HOST}: MultiMarginLoss instead of CrossEntropyLoss",
+    }.items(),
 )
-def test_ranks_with_other_settings_do_not_begin(launch: Launcher, scene: str, what: str, tmp_path: Path) -> None:
-    ended = launch(HERE / "drifting.py", scene, str(tmp_path / "run")).wait()
-
-    for each in ended:
-        assert each.code != 0
-        assert f"rank 1 on {HOST} has another {what.format(host=HOST)}" in words(each)
+def test_ranks_with_other_settings_do_not_begin(launch: Launcher, scene: str, what: str) -> None:
+    for each in launch(FAILING, scene).wait():
+        assert "RanksDiffer" in words(each)
+        assert f"rank 1 on {HOST} has another {what}" in words(each)
 
 
 @pytest.mark.parametrize("scene", ["writes", "saves", "loop"])
 def test_weights_that_drift_apart_end_the_run_with_the_names_of_the_ranks(
     launch: Launcher, scene: str, tmp_path: Path
 ) -> None:
-    ended = launch(HERE / "drifting.py", scene, str(tmp_path / "run"), ranks=3 if scene == "writes" else 2).wait()
+    ended = launch(FAILING, scene, ranks=3 if scene == "writes" else 2).wait()
 
     odd, others = ("rank 2", "ranks 0, 1") if scene == "writes" else ("rank 1", "rank 0")
     for each in ended:
         assert each.code != 0
         assert f"{odd} on {HOST} has other weights than {others}: 0.0.weight, by " in words(each)
         assert "fix: look for code that only some ranks run" in words(each)
-    assert not list(tmp_path.glob("run/step-*")), "what is apart is not saved"
+    assert not list(tmp_path.glob("saved/step-*")), "what is apart is not saved"
 
 
-def test_weights_that_differ_by_rounding_are_a_warning(launch: Launcher, tmp_path: Path) -> None:
-    ended = launch(HERE / "drifting.py", "rounds", str(tmp_path / "run")).wait()
+def test_weights_that_differ_by_rounding_are_a_warning(launch: Launcher) -> None:
+    ended = launch(FAILING, "rounds").wait()
 
     assert [each.code for each in ended] == [0, 0]
     assert ended[0].err.count("has other weights than rank 0") == 1
@@ -227,28 +234,35 @@ def test_ranks_with_another_script(warm: Warm, tmp_path: Path) -> None:
         assert f"rank 1 on {HOST} has another script than rank 0" in words(ended)
 
 
-def test_a_port_that_another_program_has(launch: Launcher) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        ended = launch(FAILING, "nothing", each=within(1, MASTER_PORT=str(port))).wait()
+def test_others_that_cannot_be_joined(warm: Warm, tmp_path: Path) -> None:
+    """A port that another program has, one that nobody has, and a host that does not answer."""
 
+    def begin(name: str, ranks: int, **settings: str) -> Launch:
+        (tmp_path / name).mkdir()
+        return Launch(warm, FAILING, "nothing", ranks=ranks, cwd=tmp_path / name, each=within(1, **settings))
+
+    alone = {"RANK": "1", "WORLD_SIZE": "2"}
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as other_program:
+        port = other_program.getsockname()[1]
+        taken = begin("taken", 2, MASTER_PORT=str(port))
+        nobody = [(at, begin(at, 1, MASTER_ADDR=at, **alone)) for at in ("127.0.0.1", "192.0.2.1")]
+        ended = taken.wait()
     for rank, each in enumerate(ended):
         assert f"rank {rank} of 2 on {HOST} could not join the others at 127.0.0.1:{port}" in words(each)
     assert f"fix: port {port} belongs to another program: give all ranks another MASTER_PORT" in words(ended[0])
     assert "nothing there has answered as a rank does for 1 s" in words(ended[1])
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
-def test_a_master_that_does_not_answer(launch: Launcher, address: str) -> None:
-    settings = within(1, RANK="1", WORLD_SIZE="2", MASTER_ADDR=address)
-    began = time.monotonic()
-    (ended,) = launch(FAILING, "nothing", ranks=1, each=settings).wait()
-
+    for address, run in nobody:
+        (each,) = run.wait()
+        assert f"rank 1 of 2 on {HOST} could not join the others at {address}:" in words(each)
+        assert "firewall" in words(each)
     assert time.monotonic() - began < 20
-    assert f"rank 1 of 2 on {HOST} could not join the others at {address}:" in words(ended)
-    assert "firewall" in words(ended)
+
+
+def be_rank(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, **more: str) -> None:
+    settings = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in {**settings, **more}.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize(
@@ -259,21 +273,15 @@ def test_a_master_that_does_not_answer(launch: Launcher, address: str) -> None:
     ],
 )
 def test_variables_that_make_no_sense(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    settings = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_RANK": "0"}
-    for each, words in {**settings, name: value}.items():
-        monkeypatch.setenv(each, words)
-
+    be_rank(monkeypatch, 0, 2, **{"LOCAL_RANK": "0", name: value})
     with pytest.raises(BadArgument, match=name):
         ranks_of("cpu")
 
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_RANK": "1"}
-    for each, words in settings.items():
-        monkeypatch.setenv(each, words)
+    be_rank(monkeypatch, 1, 2, LOCAL_RANK="1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-
     for want in (None, "cuda"):
         with pytest.raises(DeviceUnavailable, match=r"rank 1 is process 1 .* has 1 GPU") as found:
             ranks_of(want)
@@ -283,9 +291,7 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rank", [0, 5])
 def test_without_a_local_rank_each_rank_has_a_gpu_of_its_own(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under `mp.spawn`: two hosts with four GPUs each."""
-    settings = {"RANK": str(rank), "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for each, words in settings.items():
-        monkeypatch.setenv(each, words)
+    be_rank(monkeypatch, rank, 8)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.delenv("SLURM_LOCALID", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -304,53 +310,40 @@ def test_without_a_local_rank_each_rank_has_a_gpu_of_its_own(rank: int, monkeypa
 
 # The words of ranks
 
+BROKEN = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
 
 def heartbeat(monkeypatch: pytest.MonkeyPatch, store: object) -> Heartbeat:
     monkeypatch.setattr("hotloop.ranks.heartbeat.store_of_ranks", lambda timeout: store)
     monkeypatch.setattr("hotloop.ranks.heartbeat.PERIOD", 0.05)
+    monkeypatch.setattr("hotloop.ranks.heartbeat.BEAT_PATIENCE", 0.1)
     return Heartbeat(Ranks(1, 2, 1, "here", torch.device("cpu")))
 
 
-def told(store: HashStore) -> Beat:
-    return Beat(**json.loads(store.get("hotloop/rank 1")))
-
-
-def test_a_thread_tells_where_a_rank_is_until_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_tells_where_a_rank_is_and_once_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of one's own over `batches` ends without an error, after an evaluation in it has lost another rank."""
     store = HashStore()
-    beats = heartbeat(monkeypatch, store)
-    before = threading.active_count()
 
+    def told() -> Beat:
+        return Beat(**json.loads(store.get("hotloop/rank 1")))
+
+    beats, before = heartbeat(monkeypatch, store), threading.active_count()
     with beats:
-        first = told(store)
-        (thread,) = (each for each in threading.enumerate() if each.name == "hotloop-heartbeat")
-        assert thread.daemon
-        until(lambda: told(store).time > first.time)
-        beat = told(store)
-    assert beat.host == "here"
-    assert re.search(r"conftest\.py:\d+ in until|test_failures\.py:\d+ in", beat.line)
+        first = told()
+        until(lambda: told().time > first.time)
+        assert re.search(r"conftest\.py:\d+ in until|test_failures\.py:\d+ in", told().line)
     assert threading.active_count() == before
-    assert told(store).ended == "done"
+    assert told().ended == "done"
+    with beats, pytest.raises(RankLost), beats:
+        raise RuntimeError(BROKEN)
+    assert told().ended == "lost"
 
 
 def test_ranks_that_can_tell_nothing_go_on_and_end_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RankLost, match="another rank is lost") as found, heartbeat(monkeypatch, None):
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
-
+        raise RuntimeError(BROKEN)
     assert isinstance(found.value.__cause__, RuntimeError)
     assert "its collective failed: Connection closed by peer" in str(found.value)
-
-
-def test_a_rank_says_once_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop of one's own over `batches` ends without an error, after an evaluation in it has lost another rank."""
-    store = HashStore()
-    beats = heartbeat(monkeypatch, store)
-    monkeypatch.setattr("hotloop.ranks.heartbeat.BEAT_PATIENCE", 0.1)
-    with beats, pytest.raises(RankLost), beats:
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
-    assert told(store).ended == "lost"
-
-
-def test_other_errors_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), heartbeat(monkeypatch, None):
         torch.ones(2, 3) @ torch.ones(2, 3)
 

@@ -1,5 +1,6 @@
 """A run over two hosts: network namespaces joined by a cable that can be cut, with an agent of torchrun on each."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,9 +17,8 @@ from ..warm import Running, Warm
 from .conftest import free_port, until
 
 HERE = Path(__file__).parent
-
-
 IP = shutil.which("ip")
+Ends = list[tuple[dict[str, Any], Any]]  # of each rank: what it told, and its weights
 
 
 def ip(*words: str) -> None:
@@ -37,10 +37,10 @@ class Hosts:
     why: str = ""  # there are none
 
     def begin(self, name: str, *arguments: str) -> list[Running]:
-        """Start the agents of a run of `crossing.py`."""
+        """Start the agents of a run of `resuming.py`."""
         master = f"{self.addresses[0]}:{free_port()}"
-        environment = {**os.environ, "HOTLOOP_DEVICE": "cpu", "HOTLOOP_RANK_TIMEOUT": "4"}
-        command = [master, str(HERE / "crossing.py"), str(self.folder), name, *arguments]
+        environment = {**os.environ, "HOTLOOP_DEVICE": "cpu", "HOTLOOP_RANK_TIMEOUT": "3"}
+        command = [master, str(HERE / "resuming.py"), str(self.folder), name, *arguments]
         return [
             self.warm.start(
                 HERE / "agent.py",
@@ -60,13 +60,10 @@ class Hosts:
     def link(self, state: str) -> None:
         ip("-n", self.names[1], "link", "set", "cable", state)
 
-    def ends(self, name: str) -> list[dict[str, Any]]:
-        """What each rank had at the end of a run."""
-        return [torch.load(self.folder / f"{name} {rank}.pt") for rank in (0, 1)]
-
-    def step(self, name: str) -> int:
-        file = self.folder / f"{name} 1 at"
-        return int(file.read_text() or 0) if file.exists() else 0
+    def ends(self, name: str) -> Ends:
+        """What each rank told at the end of a run, and its weights."""
+        ends = [self.folder / f"end {name} 2 {rank}.json" for rank in (0, 1)]
+        return [(json.loads(end.read_text()), torch.load(end.with_suffix(".pt"))) for end in ends]
 
 
 @pytest.fixture(scope="module")
@@ -98,38 +95,41 @@ def hosts(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host
 
 
 @pytest.fixture(scope="module")
-def undisturbed(hosts: Hosts) -> list[dict[str, Any]]:
-    codes = [agent.wait() for agent in hosts.begin("whole", "0")]
+def undisturbed(hosts: Hosts) -> Ends:
+    codes = [agent.wait() for agent in hosts.begin("whole")]
 
     assert codes == [0, 0], hosts.told("whole")
     return hosts.ends("whole")
 
 
-def test_a_run_over_two_hosts(hosts: Hosts, undisturbed: list[dict[str, Any]]) -> None:
-    assert hosts.why or [each["host"] for each in undisturbed] in ([*hosts.names], [*reversed(hosts.names)])
-    assert [each["resumed"] for each in undisturbed] == [0, 0]
+def assert_resumed(ends: Ends, undisturbed: Ends) -> None:
+    for (told, weights), (_, expected) in zip(ends, undisturbed, strict=True):
+        assert told["resumed"] == 1
+        torch.testing.assert_close(weights, expected, rtol=0, atol=0)
 
 
-def test_a_rank_that_is_killed(hosts: Hosts, undisturbed: list[dict[str, Any]]) -> None:
-    codes = [agent.wait() for agent in hosts.begin("killed", "0.1", "1", "20")]
+def test_a_run_over_two_hosts(hosts: Hosts, undisturbed: Ends) -> None:
+    names = [told["host"] for told, _ in undisturbed]
+    assert hosts.why or names in ([*hosts.names], [*reversed(hosts.names)])
+    assert [told["resumed"] for told, _ in undisturbed] == [0, 0]
+
+
+def test_a_rank_that_is_killed(hosts: Hosts, undisturbed: Ends) -> None:
+    codes = [agent.wait() for agent in hosts.begin("killed", "1", "10")]
 
     assert codes == [0, 0], hosts.told("killed")
-    for each, expected in zip(hosts.ends("killed"), undisturbed, strict=True):
-        assert each["resumed"] == 1
-        torch.testing.assert_close(each["model"], expected["model"], rtol=0, atol=0)
+    assert_resumed(hosts.ends("killed"), undisturbed)
 
 
-def test_a_link_that_is_cut_for_a_while(hosts: Hosts, undisturbed: list[dict[str, Any]]) -> None:
+def test_a_link_that_is_cut_for_a_while(hosts: Hosts, undisturbed: Ends) -> None:
     if hosts.why:
         pytest.skip(hosts.why)
-    agents = hosts.begin("cut", "0.1")
-    until(lambda: hosts.step("cut") >= 10)
+    agents = hosts.begin("cut slowly")
+    until(lambda: any(hosts.folder.glob("saved cut slowly/step-*")))
     hosts.link("down")
-    until(lambda: "RankLost" in hosts.told("cut"))
+    until(lambda: "RankLost" in hosts.told("cut slowly"))
     hosts.link("up")
     codes = [agent.wait() for agent in agents]
 
-    assert codes == [0, 0], hosts.told("cut")
-    for each, expected in zip(hosts.ends("cut"), undisturbed, strict=True):
-        assert each["resumed"] == 1
-        torch.testing.assert_close(each["model"], expected["model"], rtol=0, atol=0)
+    assert codes == [0, 0], hosts.told("cut slowly")
+    assert_resumed(hosts.ends("cut slowly"), undisturbed)

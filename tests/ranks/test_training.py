@@ -1,6 +1,10 @@
 """Two processes over gloo train what one process trains on their batches together."""
 
 import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,16 @@ import torch
 import hotloop
 from hotloop.checkpoint.weights import export_weights
 from hotloop.errors import BadArgument
+from hotloop.levers.base import LeverTarget
+from hotloop.levers.cuda_graph import GraphLever
 
 from ..thorough import some
-from .conftest import Launcher
+from ..warm import Warm
+from .conftest import Launch, Launcher
 from .scenes import SCENES
 
 HERE = Path(__file__).parent
+RESUMING = HERE / "resuming.py"
 CLOSE = 1e-6  # of weights after up to 202 updates in fp32, whose gradients are added up in another order
 BY_BATCH = ("ignored", "ignored_and_accumulated", "picked", "summed")  # which show the mean of the batches' losses
 
@@ -78,17 +86,18 @@ def test_the_tuner_decides_once_for_all_ranks(ended: Path) -> None:
 
 @pytest.mark.parametrize(
     ("parallel", "step"),
-    [("ddp", 8), ("fsdp", 8), ("ddp slowly", 10)],  # the tenth batch is smaller, and the first one after that
+    # The tenth batch is smaller, and the first one after that.
+    some([("ddp", 8), ("fsdp", 8), ("ddp slowly", 10)], [("fsdp", 8), ("ddp slowly", 10)]),
 )
 def test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_not(
     parallel: str, step: int, launch: Launcher, tmp_path: Path
 ) -> None:
-    script, names = HERE / "resuming.py", (f"{parallel} whole", f"{parallel} killed")
-    assert all(rank.code == 0 for rank in launch(script, str(tmp_path), names[0]).wait())
-    killed = launch(script, str(tmp_path), names[1], "1", str(step)).wait()
+    names = (f"{parallel} whole", f"{parallel} killed")
+    assert all(rank.code == 0 for rank in launch(RESUMING, str(tmp_path), names[0]).wait())
+    killed = launch(RESUMING, str(tmp_path), names[1], "1", str(step)).wait()
     assert killed[1].code == -9
     assert killed[0].code not in (0, None), "the other rank does not go on alone"
-    again = launch(script, str(tmp_path), names[1]).wait()
+    again = launch(RESUMING, str(tmp_path), names[1]).wait()
     assert all(rank.code == 0 for rank in again), again[0].err
     assert not any("would hold other items" in rank.err for rank in again)
     for rank in range(2):
@@ -106,33 +115,46 @@ def test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_
 RESUMED = [("fsdp", 2, 1, ""), ("fsdp", 2, 4, ""), ("fsdp", 1, 2, ""), ("ddp", 2, 4, ""), ("fsdp", 1, 1, "gloo")]
 
 
+@pytest.fixture(scope="module")
+def begun(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+    """A run without dropout that was killed, with its checkpoint; 0 ranks: one that ended in one process."""
+
+    @cache
+    def run(parallel: str, ranks: int) -> Path:
+        folder = tmp_path_factory.mktemp("begun")
+        kill = ("0", "8") if ranks else ()
+        ended = Launch(warm, RESUMING, str(folder), f"{parallel} without dropout", *kill, cwd=folder, ranks=ranks or 1)
+        assert ended.wait()[0].code == (-9 if ranks else 0)
+        return folder
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("parallel", "before", "after", "backend"),
     some(RESUMED, [each for each in RESUMED if each != ("fsdp", 2, 4, "")]),  # fsdp with more ranks, ddp with four
 )
 def test_a_checkpoint_is_resumed_with_other_ranks(
-    parallel: str, before: int, after: int, backend: str, launch: Launcher, tmp_path: Path
+    parallel: str,
+    before: int,
+    after: int,
+    backend: str,
+    launch: Launcher,
+    begun: Callable[[str, int], Path],
+    tmp_path: Path,
 ) -> None:
-    script, name = HERE / "resuming.py", f"{parallel} without dropout"
+    shutil.copytree(begun(parallel, before), tmp_path, dirs_exist_ok=True)
     grouped = {"SCENE_BACKEND": backend} if backend else {}  # the second part of the run is in a group of its own
-    assert all(rank.code == 0 for rank in launch(script, str(tmp_path), name, ranks=1).wait())
-    launch(script, str(tmp_path), f"{name} again", "0", "8", ranks=before).wait()
-    ended = launch(script, str(tmp_path), f"{name} again", ranks=after, each=lambda _: grouped).wait()
+    name = f"{parallel} without dropout"
+    ended = launch(RESUMING, str(tmp_path), name, ranks=after, each=lambda _: grouped).wait()
     assert all(rank.code == 0 for rank in ended), ended[0].err
     assert "batch size has changed" not in ended[0].err
-    whole = json.loads((tmp_path / f"end {name} 1 0.json").read_text())
-    told = json.loads((tmp_path / f"end {name} again {after} 0.json").read_text())
+    whole = json.loads((begun("ddp", 0) / "end ddp without dropout 1 0.json").read_text())
+    told = json.loads((tmp_path / f"end {name} {after} 0.json").read_text())
     assert told["resumed"] == 1
     assert told["steps"] == whole["steps"]
     for epoch, same in zip(told["epochs"], whole["epochs"], strict=True):
         assert epoch == pytest.approx(same, abs=1e-5)
-
-
-def test_all_ranks_save_again_where_the_first_could_not_write(launch: Launcher, tmp_path: Path) -> None:
-    ended = launch(HERE / "unwritten.py", str(tmp_path / "saved")).wait()
-    assert [rank.code for rank in ended] == [0, 0], ended[0].err
-    assert "No space left" in ended[0].err
-    assert {rank.out for rank in ended} == {"5 [5]\n"}
 
 
 def test_a_rank_does_not_tune_by_itself() -> None:
@@ -143,44 +165,25 @@ def test_a_rank_does_not_tune_by_itself() -> None:
         loop.tune([(torch.rand(4, 2), torch.rand(4, 1))])
 
 
+def test_a_cuda_graph_is_possible_for_one_process_alone() -> None:
+    model = torch.nn.Linear(2, 1)
+    target = LeverTarget(torch.device("cuda"), model, [torch.optim.SGD(model.parameters(), 0.1)])
+    lever = GraphLever()
+    assert lever.impossible(target, hotloop.Plan("cuda")) is None
+    assert "several ranks" in str(lever.impossible(replace(target, on_ranks=True), hotloop.Plan("cuda")))
+
+
 def test_sigterm_on_one_rank_saves_and_ends_all(launch: Launcher, tmp_path: Path) -> None:
-    script = HERE / "resuming.py"
-    ended = launch(script, str(tmp_path), "told to stop", "1", "7", "SIGTERM").wait()
+    ended = launch(RESUMING, str(tmp_path), "told to stop", "1", "7", "SIGTERM").wait()
     assert [rank.code for rank in ended] == [0, 0], ended[0].err
     told = [json.loads((tmp_path / f"end told to stop 2 {rank}.json").read_text()) for rank in range(2)]
     assert told[0]["stopped"] == "another rank"
     assert told[0]["steps"] == told[1]["steps"] < 15
-    assert all(rank.code == 0 for rank in launch(script, str(tmp_path), "told to stop").wait())
+    assert all(rank.code == 0 for rank in launch(RESUMING, str(tmp_path), "told to stop").wait())
     assert json.loads((tmp_path / "end told to stop 2 0.json").read_text())["steps"] == 15
 
 
-def test_compiled_ranks_train_as_eager_ones_do(launch: Launcher) -> None:
-    for rank in launch(HERE / "compiling.py").wait():
+@pytest.mark.parametrize("aspect", ["compiled", "ddp", "fsdp", "scored", "unwritten", "slowly", "uncaptured"])
+def test_ranks_have_this_in_common(aspect: str, launch: Launcher) -> None:
+    for rank in launch(HERE / "aspects.py", aspect).wait():
         assert rank.code == 0, rank.err
-        apart = dict(line.split() for line in rank.out.splitlines())
-        assert apart.keys() == {"default", "blocks"}
-        assert all(float(each) <= 1e-5 for each in apart.values()), apart
-
-
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_all_ranks_evaluate_with_the_buffers_of_the_first(parallel: str, launch: Launcher) -> None:
-    ended = launch(HERE / "normalising.py", parallel).wait()
-    assert [rank.code for rank in ended] == [0, 0], ended[0].err
-    assert ended[0].out == ended[1].out
-    assert ended[0].out.count("epoch") == 3
-
-
-def test_a_checkpoint_holds_the_training_metrics_of_all_ranks(launch: Launcher, tmp_path: Path) -> None:
-    for rank in launch(HERE / "scoring.py", str(tmp_path)).wait():
-        assert rank.code == 0, rank.err
-
-
-def test_the_report_names_the_rank_for_which_the_others_wait(launch: Launcher) -> None:
-    for rank in launch(HERE / "slowly.py").wait():
-        assert rank.code == 0, rank.err
-        told, words = rank.out.splitlines()
-        fast, slow = json.loads(told)
-        assert (fast["rank"], slow["rank"]) == (0, 1)
-        assert slow["own"] > fast["own"] + 0.01
-        assert fast["waited"] > slow["waited"]
-        assert f"the others wait for rank 1 on {slow['host']}" in words

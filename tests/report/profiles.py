@@ -1,7 +1,7 @@
 """Profiles as the tests need them: composed timelines, analysed."""
 
 from hotloop.placement.sites import Site
-from hotloop.profiling.analysis import ProfileContext, analyse
+from hotloop.profiling.analysis import analyse
 from hotloop.profiling.operation_log import LoggedOperation
 from hotloop.profiling.profile_record import MemorySample, Profile
 from hotloop.profiling.trace_events import MARK, TraceEvent
@@ -24,7 +24,9 @@ def made_profile(device: str = "cuda:0", name: str = "train.py", steps: int = 6)
             + [("update", 400_000, 0)] * 6
         )
     )
-    about = ProfileContext(
+    return analyse(
+        events,
+        _seen(),
         name=name,
         device=device,
         device_name="Test device",
@@ -32,12 +34,10 @@ def made_profile(device: str = "cuda:0", name: str = "train.py", steps: int = 6)
         versions={"python": "3.11.0", "torch": "2.13.0"},
         skipped=9,
         plain=0.0195,
-        seen=_seen(),
         memory=memory,
         peak_memory=2_900_000 if device != "cpu" else None,
         ceilings={"fp32": 40e12, "bf16": 600e12, "bytes": 3e12},
     )
-    return analyse(events, about)
 
 
 def _seen() -> list[LoggedOperation]:

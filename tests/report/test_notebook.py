@@ -41,23 +41,14 @@ def html_of(record: object) -> str:
 
 
 @pytest.mark.parametrize(("record", "expected"), SHOWN.values(), ids=SHOWN)
-def test_a_record_shows_what_its_summary_says(record: object, expected: list[str]) -> None:
+def test_a_record_shows_what_its_summary_says_in_the_colours_around_it(record: object, expected: list[str]) -> None:
     html = html_of(record)
     text = Reader(html).text  # which also sees to it that tags close
     assert [each for each in expected if each not in text] == []
     assert len(html) < 40_000
-
-
-@pytest.mark.parametrize("record", [record for record, _ in SHOWN.values()], ids=SHOWN)
-def test_colours_of_words_are_those_around_them(record: object) -> None:
-    html = html_of(record)
     assert not re.search(r"(?<![-\w])(background-)?color:(?!var\(--hotloop|inherit)", html)
     assert not re.search(r"https?://|url\(|<script|<style|<link", html)
-
-
-@pytest.mark.parametrize("record", [record for record, _ in SHOWN.values()], ids=SHOWN)
-def test_a_prompt_shows_a_few_lines(record: object) -> None:
-    assert repr(record) == str(record)
+    assert repr(record) == str(record)  # which a prompt shows
     assert len(repr(record).splitlines()) <= 16
     assert len(repr(record)) < 1500
 
@@ -118,12 +109,6 @@ def test_any_losses_can_be_drawn(losses: list[float], value: float) -> None:
     places = drawn(html)
     assert all(-1 <= x <= 1001 and -1 <= y <= 1001 for x, y in places)
     assert bool(places) == any(abs(loss) < markup.LARGEST for loss in losses)
-
-
-def test_a_run_that_never_began_shows_its_words() -> None:
-    empty = replace(made_report(), epochs=(), curve=())
-    assert "<svg" not in html_of(empty)
-    assert "0 epochs" in Reader(html_of(empty)).text
 
 
 def test_a_bar_is_never_longer_than_it_is() -> None:

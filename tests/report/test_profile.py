@@ -1,7 +1,6 @@
 """The page and the short answer of a profile."""
 
 import re
-from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
@@ -13,10 +12,15 @@ from rich.console import Console
 from hotloop.printing.text import duration
 from hotloop.profiling.advice import with_ceilings
 from hotloop.profiling.profile_record import Line, Profile, TimeParts
-from hotloop.report import profile_page as module
-from hotloop.report.document import Plot
-from hotloop.report.profile_page import headlines, lead, parts_table, profile_page, profile_run, profile_summary
-from hotloop.report.profile_plots import always_there, parts_bar, step_plot
+from hotloop.report.profile_page import (
+    always_there,
+    headlines,
+    lead,
+    parts_table,
+    profile_page,
+    profile_run,
+    profile_summary,
+)
 
 from .profiles import made_profile
 
@@ -48,13 +52,6 @@ def shown(profile: Profile, width: int = 100) -> str:
     return console.file.getvalue()
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without pictures, which take seconds."""
-    monkeypatch.setattr(module, "_plot", lambda title, draw, caption="": Plot(title, "", b"", b"", caption=caption))
-
-
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_page_answers_in_order(device: str) -> None:
     page = str(Text(profile_page(made_profile(device), command="hotloop profile train.py")))
@@ -66,7 +63,6 @@ def test_the_page_answers_in_order(device: str) -> None:
         "The costliest operations",
         "What the host waited for",
         "Memory over a step",
-        "The second-slowest step",
         "How it was measured",
     ]
     places = [page.index(heading) for heading in headings]
@@ -74,11 +70,10 @@ def test_the_page_answers_in_order(device: str) -> None:
     assert "hotloop profile train.py" in page
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_figures_of_a_gpu_are_those_of_its_timeline() -> None:
     profile = made_profile("cuda:0")
     assert profile.median == pytest.approx(0.020)
-    parts = profile.median_step.parts
+    parts = made_profile("cuda:0", steps=1).parts
     assert parts.compute == pytest.approx(0.003 + 0.0004 + 0.0057 + 0.001)
     assert parts.copies == pytest.approx(0.0012)
     assert parts.data == pytest.approx(0.005)
@@ -86,15 +81,7 @@ def test_the_figures_of_a_gpu_are_those_of_its_timeline() -> None:
     page = str(Text(profile_page(profile)))
     assert "/project/net.py:11 mm, backward 784×64, 64×512 5.7 ms" in page
     assert "/project/train.py:26 .item() or a branch on a tensor 4.7 ms 1" in page
-    assert "It took 6 ms longer than the median step; waiting for data took 6 ms more." in page
     assert "The loop waits 32% of its time for data." in page  # 42 of 132 ms
-
-
-def test_the_shares_add_up() -> None:
-    for device in DEVICES:
-        profile = made_profile(device)
-        assert sum(profile.parts.shares.values()) == pytest.approx(1)
-        assert profile.parts.total == pytest.approx(sum(profile.seconds))
 
 
 def test_ceilings_are_of_the_precision_that_was_used() -> None:
@@ -107,7 +94,6 @@ def test_ceilings_are_of_the_precision_that_was_used() -> None:
     assert any("half precision" in advice.what for advice in bare.advice)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_what_is_unknown_says_so() -> None:
     profile = replace(
         made_profile("cpu"), data_known=False, flops={}, ceilings={}, memory=(), operations=(), waits=(), plain=None
@@ -119,14 +105,6 @@ def test_what_is_unknown_says_so() -> None:
     assert "Nothing: no line reads a value" in page
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_single_step_has_no_slow_one() -> None:
-    profile = made_profile(steps=1)
-    assert profile.slow_step is None
-    assert "second-slowest" not in profile_page(profile)
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_nothing_from_outside_becomes_markup() -> None:
     evil = '<script>alert("x")</script>\x1b[2J'
     profile = made_profile(name=evil)
@@ -145,18 +123,13 @@ def test_nothing_from_outside_becomes_markup() -> None:
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     page = profile_page(made_profile())
     assert "default-src 'none'" in page
-    assert not re.search(r'(src|href|srcset)="(?!data:)', page)
-    pictures = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", page)
-    assert page.count("data:image/svg+xml") == len(pictures) == 16  # four, wide and narrow, by day and by night
-    for picture in pictures:
-        assert ElementTree.fromstring(b64decode(picture)).tag.endswith("svg")  # noqa: S314  # our own
-
-
-def test_pictures_of_nothing_are_drawn_too() -> None:
-    profile = made_profile()
-    empty = replace(profile.median_step, parts=TimeParts(), slices=())
-    assert step_plot(profile, empty)
-    assert parts_bar(replace(profile, parts=TimeParts()))
+    assert not re.search(r'(src|href|srcset)="', page)
+    (picture,) = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert ElementTree.fromstring(picture).findall("path")  # noqa: S314  # our own
+    places = [float(number) for path in re.findall(r' d="M([^"]*)"', picture) for number in re.split("[L ]", path)]
+    assert 0 <= min(places) <= max(places) <= 1000
+    for words in ("activations", "forward", "backward", "alive, in MiB"):
+        assert words in page
 
 
 def test_the_terminal_says_the_same() -> None:
@@ -166,13 +139,6 @@ def test_the_terminal_says_the_same() -> None:
     assert "█" in said
     assert "/project/net.py:11" in said
     assert "fix: " in said
-    assert all(len(line) <= 60 for line in shown(made_profile(), 60).splitlines())
-
-
-def test_figures_are_kept_where_the_terminal_is_narrow() -> None:
-    said = shown(made_profile("cuda:0"), 60)
-    assert "25.9%" in said
-    assert "5.7 ms" in said
 
 
 def test_memory_that_is_always_there_does_not_press_the_rest_flat() -> None:
@@ -202,6 +168,8 @@ def test_two_profiles_can_be_compared() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_parts_add_up_to_the_step_that_is_told(device: str) -> None:
     profile = made_profile(device)
+    assert sum(profile.parts.shares.values()) == pytest.approx(1)
+    assert profile.parts.total == pytest.approx(sum(profile.seconds))
     *parts, whole = parts_table(profile)
     assert whole[-1] == duration(profile.mean) == headlines(profile)[0].value
     assert f"A step takes {whole[-1]} on {device}, the mean of 6 steps" in lead(profile)

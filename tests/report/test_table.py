@@ -21,23 +21,13 @@ def test_the_numbers_are_there_and_what_is_unknown_says_so() -> None:
     text = shown(made_report())
     for expected in ("a run", "83.3%", "4,000", "Test CPU", "3 epochs", "fp32", "unknown"):
         assert expected in text
-
-
-def test_it_fits_narrow_and_wide_terminals() -> None:
+    assert "unknown" in shown(replace(made_report(), epochs=(), curve=(), steps=0))
+    assert "Stopped by the time limit" in shown(replace(made_report(), interrupted=True, stopped="the time limit"))
     for width in (40, 80, 120):
         assert max(len(line) for line in shown(made_report(), width).splitlines()) <= width
-
-
-def test_an_interrupted_run_says_so() -> None:
-    assert "Stopped by Ctrl-C" in shown(replace(made_report(), interrupted=True))
-    assert "Stopped by the time limit" in shown(replace(made_report(), interrupted=True, stopped="the time limit"))
 
 
 def test_text_from_outside_cannot_steer_the_terminal_nor_be_read_as_markup() -> None:
     text = shown(replace(made_report(), device_name="[red]GPU\x1b[2J"))
     assert "\x1b[2J" not in text
     assert "[red]GPU" in text
-
-
-def test_a_run_that_never_began_has_a_summary() -> None:
-    assert "unknown" in shown(replace(made_report(), epochs=(), curve=(), steps=0))

@@ -3,20 +3,18 @@
 import math
 import re
 from dataclasses import replace
-from io import BytesIO, StringIO
+from io import StringIO
 
 import pytest
-from matplotlib import rcParams
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from hotloop.plan import Plan, Trial, Tuning
-from hotloop.report.plots import DARK
-from hotloop.report.tuning import half_spread, tuning_table, tuning_words, waterfall
+from hotloop.report.tuning import half_spread, tuning_page, tuning_run, tuning_table, tuning_words
 from hotloop.report.words import times
 
 from ..thorough import some
+from .reading import Reader
 
 KEPT = (
     Trial("resident data", "A", "kept", "it fits", gain=4.1, low=4.0, high=4.2, step=2e-3),
@@ -67,12 +65,6 @@ def shown(table: Table, width: int = 80, *, colour: bool = False) -> str:
     file = StringIO()
     Console(width=width, file=file, force_terminal=colour, no_color=True, highlight=False).print(table)
     return file.getvalue()
-
-
-def size_of(png: bytes) -> tuple[int, int]:
-    with Image.open(BytesIO(png)) as image:
-        image.load()
-        return image.size
 
 
 def test_the_sentence_names_the_gain_what_was_kept_and_the_cost() -> None:
@@ -126,26 +118,27 @@ def test_text_from_outside_cannot_steer_the_terminal_nor_be_read_as_markup() -> 
     assert "[/]" in text
 
 
-def test_the_same_tuning_gives_the_same_picture_which_shows_the_verdicts_and_the_theme() -> None:
-    before = dict(rcParams)
-    two, five = KEPT, KEPT + REST[:3]
-    changed = (replace(KEPT[0], verdict="dropped"), *KEPT[1:])
-    pictures = [waterfall(made_tuning(trials)) for trials in (two, two, changed, five)]
-    pictures.append(waterfall(made_tuning(two), DARK))
-    assert pictures[0] == pictures[1]
-    assert len(set(pictures)) == 4
-    small, large = size_of(pictures[0]), size_of(pictures[3])
-    assert small[0] == large[0] == 1800
-    assert large[1] > small[1], "each lever that was tried has a row"
-    assert dict(rcParams) == before
-
-
-# The picture is the same for all kinds of tunings that are not here, or is drawn in `test_pages.py`.
-@pytest.mark.parametrize("name", some(ODD, ["nothing tried", "far slower", "far faster", "no numbers"]))
-def test_odd_tunings_still_give_a_picture(name: str) -> None:
-    assert size_of(waterfall(ODD[name]))[0] == 1800
-
-
 def test_ratios_and_spreads_that_are_not_known_say_so_or_stay_away() -> None:
     assert times(None) == times(math.nan) == "unknown"
     assert half_spread(0.0, 0.0, 0.0) == half_spread(None, 1.0, 2.0) == ""
+
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize("name", some(ODD, ["nothing timed", "no numbers", "far faster", "long words"]))
+def test_odd_tunings_have_a_page(name: str) -> None:
+    tuning = ODD[name]
+    page = Reader(tuning_page(tuning, "hotloop tune train.py:build"))
+    assert all(trial.lever in page.text for trial in tuning.trials)
+    assert all(address.startswith("data:") for address in page.addresses)
+
+
+def test_hostile_words_are_shown_as_words() -> None:
+    html = tuning_page(replace(made_tuning(()), model=HOSTILE), HOSTILE)
+    assert "script" not in Reader(html).tags
+    assert HOSTILE in Reader(html).text
+
+
+def test_entries_hold_what_can_be_compared() -> None:
+    assert list(tuning_run(ODD["nothing timed"]).figures) == ["tuning in seconds"]

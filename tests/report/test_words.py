@@ -20,14 +20,9 @@ def test_the_headlines_are_those_of_the_last_epoch_that_was_evaluated() -> None:
     facts = words.headlines(replace(report, epochs=(*report.epochs, cut), interrupted=True))
     accuracy = next(fact for fact in facts if fact.label == "validation accuracy")
     assert (accuracy.value, accuracy.detail) == ("83.3%", "after epoch 3")
+    slow = replace(report, epochs=(replace(report.epochs[0], seconds=10.0), *report.epochs[1:]))
+    assert value(words.headlines(slow), "items per second") == "4,000", "the median"
     assert "stopped by Ctrl-C" in next(fact.detail for fact in facts if fact.label == "time")
-
-
-def test_the_speed_is_the_median_so_that_a_slow_first_epoch_does_not_hide_it() -> None:
-    report = made_report()
-    slow = replace(report.epochs[0], seconds=10.0)
-    facts = words.headlines(replace(report, epochs=(slow, *report.epochs[1:])))
-    assert value(facts, "items per second") == "4,000"
 
 
 def test_a_run_without_any_epoch_says_unknown() -> None:
@@ -37,20 +32,13 @@ def test_a_run_without_any_epoch_says_unknown() -> None:
     assert value(facts, "items per second") == "unknown"
     assert value(words.timings(empty), "per update") == "unknown"
     assert len(list(words.rows(empty))) == 1
+    assert words.metric("accuracy", math.nan) == words.metric("loss", math.inf) == "unknown"
+    assert words.metric("accuracy", 97.5) == "97.5000", "no share"
 
 
 def test_memory_that_the_device_does_not_tell_is_unknown_never_zero() -> None:
     assert value(words.setting(made_report()), "peak memory on the device") == "unknown"
     assert value(words.setting(replace(made_report(), peak_memory=3 * 2**20)), "peak memory on the device") == "3.0 MiB"
-
-
-def test_a_metric_that_is_not_finite_is_unknown() -> None:
-    assert words.metric("accuracy", math.nan) == "unknown"
-    assert words.metric("loss", math.inf) == "unknown"
-
-
-def test_an_accuracy_above_one_is_no_share() -> None:
-    assert words.metric("accuracy", 97.5) == "97.5000"
 
 
 def test_the_chief_metric_is_accuracy_else_the_first_that_is_not_the_loss() -> None:

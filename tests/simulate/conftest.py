@@ -82,7 +82,7 @@ def run(simulator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         if "\n" in script:
             path.write_text(dedent(script))
         with output_of(simulator) as printed:
-            result = simulator.run(path, arguments, card, **options)
+            result = simulator.run(path, arguments, card, **{"timed": False, **options})
         if not trains:  # nor is it meant to, in most tests
             result = replace(result, findings=tuple(each for each in result.findings if each.code != "no-steps"))
         return Ran(result, *printed, path.read_text())

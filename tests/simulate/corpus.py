@@ -3,64 +3,60 @@
 A script says it in the comments at its top, and marks the lines that it means (`# <- loss`):
 
     # why: the target stays on the CPU, which nll_loss refuses.    (broken and slow scripts)
-    # twin: digits_argparse.py                                     (the healthy script that it differs from)
+    # twin: digits_argparse.py                                     (the healthy script that it is made from)
     # style: argparse, a main guard                                (healthy scripts)
     # runs: cuda                                                   (without this line: on the CPU too)
     # steps: 6                                                     (of several optimizers: full rounds)
     # updates: 12                                                  (calls of step, where optimizers take turns)
-    # expect: nothing                                              (no error and no warning)
-    # expect: mixed-devices error at loss, fix target.to(          (any code of `MIXES`; the fix has these words)
-    # expect: maybe mixed-devices error or warning at loss or accuracy
+    # expect: nothing                                              (no finding)
+    # expect: mixed-devices error at loss, fix target.to(          (the fix has these words, without a comma)
     # expect: sync item or bool at loss, times 6                   (at least so often)
     # expect: no sync at loss
     # expect: copy to the device at batch, pinned, non-blocking    (or pageable, blocking)
     # expect: note compile                                         (a word of a note)
+
+A broken or slow script is a patch: below its comments it has the lines of its twin that it changes, in blocks.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts"
 KINDS = ("healthy", "broken", "slow")
-ERROR, WARNING, INFO = "error", "warning", "info"
 TRAITS = {"pinned": ("pinned", True), "pageable": ("pinned", False), "blocking": ("blocking", True)}
 TRAITS["non-blocking"] = ("blocking", False)
-# A mix of devices may be told by its cause; a script that expects `mixed-devices` leaves open by which.
-MIXES = ("mixed-devices", "model-on-cpu", "left-on-cpu", "made-on-cpu", "state-on-cpu")
+NAMED = {"findings": "code", "copies": "direction", "syncs": "kind"}  # by what an entry of a result is called
 
-_WORDS = r"[\w -]+?"
-_LEVELS = r"(?:error|warning|info)(?: or (?:error|warning|info))*"
-_FINDING = re.compile(rf"(?P<names>{_WORDS}) (?P<levels>{_LEVELS})")
-_SYNC = re.compile(rf"sync(?: (?P<names>{_WORDS}))?")
-_COPY = re.compile(r"copy (?P<names>to the device|to the host)")
+_PLACE = r" at (?P<marks>\w+(?: or \w+)*)(?P<extras>(?:, .+)?)"
+_EXPECTED = {
+    "findings": re.compile(rf"(?P<names>[\w-]+) error{_PLACE}"),
+    "syncs": re.compile(rf"(?P<no>no )?sync(?: (?P<names>[\w -]+?))?{_PLACE}"),
+    "copies": re.compile(rf"(?P<no>no )?copy (?P<names>to the \w+){_PLACE}"),
+}
 _MARK = re.compile(r"# <- (\w+)$")
 _HEADER = re.compile(r"# (why|twin|style|runs|steps|updates|expect): (.+)")
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """One thing that a simulation must say, may say (`maybe`) or must not say (`no`)."""
+    """One thing that a simulation must say; with `times` 0, must not."""
 
     said: str  # as it is written in the script
     part: str  # of the result: findings, copies, syncs or notes
     names: tuple[str, ...] = ()  # codes, kinds, a direction or a word; any of them will do, none means any
     lines: frozenset[int] = frozenset()  # any of them
-    levels: tuple[str, ...] = ()
-    demand: str = "must"  # must, maybe, no
-    times: int = 1
+    times: int = 1  # at least
     traits: dict[str, bool] = field(default_factory=dict)  # of a copy
     fix: str = ""  # words of a finding's fix
 
     def met_by(self, entry: dict[str, Any]) -> bool:
         """Whether one entry of the result is what is meant; how often it happened is not looked at."""
-        name = entry[{"findings": "code", "copies": "direction", "syncs": "kind"}[self.part]]
         return (
             entry["line"] in self.lines
-            and (not self.names or name in self.names)
-            and (not self.levels or entry["level"] in self.levels)
+            and (not self.names or entry[NAMED[self.part]] in self.names)
             and all(entry[trait] == value for trait, value in self.traits.items())
             and self.fix in entry.get("fix", "")
         )
@@ -71,6 +67,7 @@ class Script:
     """A script of the corpus."""
 
     path: Path
+    text: str
     kind: str  # healthy, broken, slow
     expectations: tuple[Expectation, ...]
     steps: int
@@ -83,18 +80,40 @@ class Script:
     def name(self) -> str:
         return f"{self.kind}/{self.path.stem}"
 
+    def write(self, folder: Path) -> Path:
+        """The script itself, to be run."""
+        path = folder / f"{self.path.stem}.py"
+        path.write_text(self.text, encoding="utf-8")
+        return path
+
 
 def scripts() -> list[Script]:
     """All scripts of the corpus."""
-    return [load(path) for kind in KINDS for path in sorted((SCRIPTS / kind).glob("*.py"))]
+    return [load(path) for kind in KINDS for path in sorted((SCRIPTS / kind).glob("*.p[ya]*"))]
 
 
 def load(path: Path) -> Script:
     """Read a script with what it expects; `ValueError` names the line that makes no sense."""
     try:
-        return parse(path.read_text(encoding="utf-8"), path)
+        text = path.read_text(encoding="utf-8")
+        return parse(patched(text) if path.suffix == ".patch" else text, path)
     except ValueError as error:
         raise ValueError(f"{path.parent.name}/{path.name}: {error}") from error
+
+
+def patched(text: str) -> str:
+    """The script that a patch makes of its twin, whose marks mean nothing in it."""
+    head, _, changes = text.partition("\n\n")
+    twin = (SCRIPTS / "healthy" / dict(_header(head))["twin"]).read_text(encoding="utf-8")
+    twin = re.sub(r"  # <- \w+$", "", re.sub(r"\A(#.*\n)+", "", twin), flags=re.MULTILINE)
+    made = twin
+    for block in changes.strip("\n").split("\n\n"):
+        lines = block.splitlines()
+        old, new = ("".join(f"\n{line[1:]}" for line in lines if line[0] in (" ", sign)) for sign in "-+")
+        if f"\n{made}".count(f"{old}\n") != 1:
+            raise ValueError(f"its twin has no such lines, or has them twice:{old}")
+        made = f"\n{made}".replace(f"{old}\n", f"{new}\n").removeprefix("\n")
+    return f"{head}\n{made}"
 
 
 def parse(text: str, path: Path) -> Script:
@@ -112,6 +131,7 @@ def parse(text: str, path: Path) -> Script:
         raise ValueError(f"no expectation is about the marks at lines {sorted(unused)}")
     return Script(
         path=path,
+        text=text,
         kind=path.parent.name,
         expectations=expectations,
         steps=int(facts.get("steps", 0)),
@@ -126,29 +146,17 @@ def expectation(said: str, marks: dict[str, frozenset[int]]) -> Expectation:
     """Understand what follows `# expect:`; the marks tell the lines."""
     if said.startswith("note "):
         return Expectation(said, "notes", (said.removeprefix("note "),))
-    head, *extras = said.split(", ")
-    demand = next((word for word in ("maybe", "no") if head.startswith(word + " ")), "must")
-    what, at, where = head.removeprefix(demand + " ").partition(" at ")
-    if not at:
-        raise ValueError(f"`{said}` does not say at which mark")
-    places = where.split(" or ")
-    if missing := [place for place in places if place not in marks]:
-        raise ValueError(f"`{said}` means a mark that is not there: {', '.join(missing)}")
-    lines = frozenset(line for place in places for line in marks[place])
-    for part, pattern in (("syncs", _SYNC), ("copies", _COPY), ("findings", _FINDING)):
-        if found := pattern.fullmatch(what):
-            plain = Expectation(said, part, _names(found), lines, _levels(found), demand)
-            return replace(plain, **_extras(said, part, extras))
-    raise ValueError(f"`{said}` is neither a finding, a sync, a copy nor a note")
-
-
-def _names(found: re.Match[str]) -> tuple[str, ...]:
-    names = found["names"].split(" or ") if found["names"] else []
-    return (*names, *MIXES) if MIXES[0] in names else tuple(names)
-
-
-def _levels(found: re.Match[str]) -> tuple[str, ...]:
-    return tuple(found["levels"].split(" or ")) if "levels" in found.groupdict() else ()
+    for part, pattern in _EXPECTED.items():
+        if found := pattern.fullmatch(said):
+            words = found.groupdict()
+            places = words["marks"].split(" or ")
+            if missing := [place for place in places if place not in marks]:
+                raise ValueError(f"`{said}` means a mark that is not there: {', '.join(missing)}")
+            lines = frozenset(line for place in places for line in marks[place])
+            extras = {"times": 0 if words.get("no") else 1, **_extras(said, part, words["extras"].split(", ")[1:])}
+            names = words["names"].split(" or ") if words["names"] else []
+            return Expectation(said, part, tuple(names), lines, **extras)
+    raise ValueError(f"`{said}` is neither a finding, a sync, a copy nor a note at a mark")
 
 
 def _extras(said: str, part: str, extras: list[str]) -> dict[str, Any]:
@@ -183,12 +191,13 @@ def _marks(text: str) -> dict[str, frozenset[int]]:
 
 
 def complaints(script: Script, result: dict[str, Any]) -> list[str]:
-    """What is wrong with the result of a simulation, in words; nothing if it is right.
-
-    Where a sync or a copy is expected, a warning of it may be among the findings too. Findings of level info are free.
-    """
+    """What is wrong with the result of a simulation, in words; nothing if it is right."""
     wrong = [_unmet(each, result) for each in script.expectations]
-    wrong += [_unexpected(script, finding) for finding in result["findings"]]
+    expected = [each for each in script.expectations if each.part == "findings"]
+    for finding in result["findings"]:
+        if finding["file"] != f"{script.path.stem}.py" or not any(each.met_by(finding) for each in expected):
+            where = f"{finding['file']}:{finding['line']}"
+            wrong.append(f"not expected: {finding['code']} ({finding['level']}) at {where}: {finding['message']}")
     if result["completed"] != script.steps:
         wrong.append(f"{result['completed']} steps were completed and not {script.steps}")
     return [words for words in wrong if words]
@@ -198,22 +207,6 @@ def _unmet(wanted: Expectation, result: dict[str, Any]) -> str:
     if wanted.part == "notes":
         return "" if any(wanted.names[0] in note for note in result["notes"]) else f"missing: {wanted.said}"
     times = sum(entry["count"] for entry in result[wanted.part] if wanted.met_by(entry))
-    if wanted.demand == "no":
+    if not wanted.times:
         return f"{wanted.said}, but it is there {times} times" if times else ""
-    if wanted.demand == "must" and times < wanted.times:
-        return f"missing: {wanted.said} (line {sorted(wanted.lines)}, seen {times} times)"
-    return ""
-
-
-def _unexpected(script: Script, finding: dict[str, Any]) -> str:
-    if finding["level"] == INFO:
-        return ""
-    where = f"{finding['file']}:{finding['line']}"
-    for wanted in script.expectations:
-        if finding["file"] != script.path.name or wanted.demand == "no" or wanted.part == "notes":
-            continue
-        if wanted.part == "findings" and wanted.met_by(finding):
-            return ""
-        if wanted.part != "findings" and finding["level"] == WARNING and finding["line"] in wanted.lines:
-            return ""
-    return f"not expected: {finding['code']} ({finding['level']}) at {where}: {finding['message']}"
+    return "" if times >= wanted.times else f"missing: {wanted.said} (line {sorted(wanted.lines)}, seen {times} times)"

@@ -69,7 +69,7 @@ for _ in range(3):
     with torch.no_grad():
         w -= w.grad
 """
-    ran = run(body, card=card("rtx4090"), listeners=["hotloop.apps.simulate.memory:MemoryListener"])
+    ran = run(body, card=card("rtx4090"))
     assert ran.result.categories["parameters"] == 4 << 20
     assert ran.result.categories["gradients"] == 4 << 20
 
@@ -122,7 +122,7 @@ for _ in range(3):
     w.sum().backward()
     w.data.sub_(w.grad)
 """
-    ran = run(body, card=card("rtx4090"), listeners=["hotloop.apps.simulate.memory:MemoryListener"])
+    ran = run(body, card=card("rtx4090"))
     said = "not simulated: expandable_segments:True, max_split_size_mb:64"
     assert any(said in note for note in ran.result.notes)
 
@@ -138,5 +138,5 @@ torch.accelerator.reset_peak_memory_stats()
 print([torch.cuda.memory_stats()[f"allocated_bytes.all.{n}"] for n in ("current", "allocated", "freed")])
 torch.cuda.reset_accumulated_host_memory_stats()
 """
-    ran = run(body, card=card("rtx4090"), listeners=["hotloop.apps.simulate.memory:MemoryListener"])
+    ran = run(body, card=card("rtx4090"))
     assert (ran.out, ran.err) == ("[4096, 0, 0]\n[0, 0, 4096]\n", "")

@@ -38,20 +38,19 @@ def test_what_looks_at_values_or_at_the_device_is_left_out_with_a_note(run, body
     assert "frame #" not in ran.err
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "print(torch.tensor([step().detach(), step().detach()]).shape == (2,))\n",
-        "print(nn.utils.weight_norm(nn.Conv1d(4, 4, 3)).cuda()(torch.randn(2, 4, 8).cuda()).is_cuda)\n",
-        "print(model.share_memory() is model and model.weight.is_cuda)\n",
-        "out, var = model(torch.randn(3, 4).cuda()), torch.rand(3, 2).cuda()\n"
-        "print(nn.GaussianNLLLoss()(out, out.detach(), var).is_cuda)\n",
-        "print(bool((model.weight < 0).any()))\n",  # the script's own question has the answer that it had
-    ],
+WORKS = (
+    "print(torch.tensor([step().detach(), step().detach()]).shape == (2,))\n",
+    "print(nn.utils.weight_norm(nn.Conv1d(4, 4, 3)).cuda()(torch.randn(2, 4, 8).cuda()).is_cuda)\n",
+    "print(model.share_memory() is model and model.weight.is_cuda)\n",
+    "out, var = model(torch.randn(3, 4).cuda()), torch.rand(3, 2).cuda()\n"
+    "print(nn.GaussianNLLLoss()(out, out.detach(), var).is_cuda)\n",
+    "print(bool((model.weight < 0).any()))\n",  # the script's own question has the answer that it had
 )
-def test_what_a_real_gpu_does_works(run, body: str) -> None:
-    ran = run(LOOP + body)
-    assert (ran.out, ran.result.error) == ("True\n", None)
+
+
+def test_what_a_real_gpu_does_works(run) -> None:
+    ran = run(LOOP + "".join(WORKS))
+    assert (ran.out, ran.result.error) == ("True\n" * len(WORKS), None)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +66,17 @@ def test_sparse_tensors_are_named_as_what_is_not_simulated(run, line: str) -> No
     assert (ran.result.status, found.code, found.line) == ("not-simulated", "not-simulated", ran.line("# here"))
     assert "sparse tensors are not simulated" in found.message
     assert "sparse=False" in found.fix
+
+
+def test_data_parallel_runs_on_the_first(run) -> None:
+    body = """
+import torch
+from torch import nn
+model = nn.DataParallel(nn.Linear(4, 2).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.randn(6, 4)).mean().backward()
+    optimizer.step()
+"""
+    ran = run(body)
+    assert (ran.result.error, ran.result.findings, ran.result.completed) == (None, (), 3)

@@ -4,15 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convolution_plans import plan_of
 from hotloop.apps.simulate.convolution_workspaces import (
     Case,
     ConvolutionTiming,
     case_of,
     neighbours,
-    plan_of,
     workspace,
 )
-from hotloop.apps.simulate.library_memory import tables
 
 MIB = 2**20
 CASE = Case(32, 64, 128, 56, 3)
@@ -89,10 +88,3 @@ def test_sizes_become_cases() -> None:
     assert case_of((8, 16, 100), (32, 16, 1), dilation=4) == Case(8, 16, 32, 100, 1, dimensions=1)  # no holes in one
     assert case_of((8, 16, 4, 4, 4), (32, 1, 3, 3, 3), 2, 16) == Case(8, 16, 32, 4, 3, 2, 16, 3)
     assert Case(8, 16, 16, 4, 3, groups=16).kind == "depthwise"
-
-
-def test_tables_know_every_kind() -> None:
-    for table in tables():
-        for key, rows in table.convolution.items():
-            for kind in ("spatial", "pointwise", "depthwise"):
-                assert any(ConvolutionTiming.read(row).case.kind == kind for row in rows), (table.architecture, key)

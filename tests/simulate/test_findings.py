@@ -27,7 +27,8 @@ def train(model, x, y, criterion=F.cross_entropy, optimizer=None):
 x, y = torch.randn(8, 16), torch.randint(4, (8,))
 """
 
-# What is wrong, the code of its finding, words of the fix, the script (`# <-` marks the line) and its healthy twin.
+# Beside the broken scripts of the corpus: what is wrong, the code of its finding, words of the fix, the script (`# <-`
+# marks the line), and what cures it.
 TWINS = {
     "the model stays on the host": (
         "model-on-cpu",
@@ -39,115 +40,7 @@ TWINS = {
         out.sum().backward()
         train(model.to(device), x.to(device), y.to(device))
         """,
-        """
-        model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
-        model = model.to(device)
-        model(x.to(device)).sum().backward()
-        train(model, x.to(device), y.to(device))
-        """,
-    ),
-    "a batch stays on the host": (
-        "mixed-devices",
-        "x = x.to(device)",
-        """
-        model = nn.Linear(16, 4).to(device)
-        out = model(x)  # <-
-        train(model, x.to(device), y.to(device))
-        """,
-        """
-        model = nn.Linear(16, 4).to(device)
-        out = model(x.to(device))
-        train(model, x.to(device), y.to(device))
-        """,
-    ),
-    "the weights of a loss stay on the host": (
-        "left-on-cpu",
-        "criterion = criterion.to(device)",
-        """
-        model = nn.Linear(16, 4).to(device)
-        criterion = nn.CrossEntropyLoss(weight=torch.ones(4))
-        criterion(model(x.to(device)), y.to(device)).backward()  # <-
-        train(model, x.to(device), y.to(device))
-        """,
-        """
-        model = nn.Linear(16, 4).to(device)
-        criterion = nn.CrossEntropyLoss(weight=torch.ones(4)).to(device)
-        train(model, x.to(device), y.to(device), criterion)
-        """,
-    ),
-    "a plain attribute does not move with its module": (
-        "left-on-cpu",
-        'self.register_buffer("scale", torch.ones(4))  # at ',
-        """
-        class Net(nn.Linear):
-            def __init__(self):
-                super().__init__(16, 4)
-                self.scale = torch.ones(4)
-            def forward(self, x):
-                return super().forward(x) * self.scale  # <-
-        train(Net().to(device), x.to(device), y.to(device))
-        """,
-        """
-        class Net(nn.Linear):
-            def __init__(self):
-                super().__init__(16, 4)
-                self.register_buffer("scale", torch.ones(4))
-            def forward(self, x):
-                return super().forward(x) * self.scale
-        train(Net().to(device), x.to(device), y.to(device))
-        """,
-    ),
-    "the value of a plain attribute is not on its line": (
-        "left-on-cpu",
-        'self.register_buffer("scale", …) instead of self.scale = … in __init__',
-        """
-        class Net(nn.Linear):
-            def __init__(self):
-                super().__init__(16, 4)
-                ones = torch.ones(4)
-                self.scale = ones
-            def forward(self, x):
-                return super().forward(x) * self.scale  # <-
-        train(Net().to(device), x.to(device), y.to(device))
-        """,
-        """
-        class Net(nn.Linear):
-            def __init__(self):
-                super().__init__(16, 4)
-                ones = torch.ones(4)
-                self.register_buffer("scale", ones)
-            def forward(self, x):
-                return super().forward(x) * self.scale
-        train(Net().to(device), x.to(device), y.to(device))
-        """,
-    ),
-    "layers are in a plain list": (
-        "left-on-cpu",
-        "self.layers = nn.ModuleList(self.layers)",
-        """
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layers = [nn.Linear(16, 16), nn.Linear(16, 16)]
-                self.head = nn.Linear(16, 4)
-            def forward(self, x):
-                for l in self.layers:
-                    x = l(x)  # <-
-                return self.head(x)
-        train(Net().to(device), x.to(device), y.to(device))
-        """,
-        """
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
-                self.head = nn.Linear(16, 4)
-            def forward(self, x):
-                for l in self.layers:
-                    x = l(x)
-                return self.head(x)
-        train(Net().to(device), x.to(device), y.to(device))
-        """,
+        ("nn.Linear(8, 4))", "nn.Linear(8, 4)).to(device)"),
     ),
     "layers are in a plain dict": (
         "left-on-cpu",
@@ -160,69 +53,7 @@ TWINS = {
         F.cross_entropy(forward(x.to(device)), y.to(device)).backward()
         optimizer.step()
         """,
-        """
-        layers = nn.ModuleDict({"first": nn.Linear(16, 4)}).to(device)
-        def forward(x):
-            return layers["first"](x)
-        optimizer = torch.optim.SGD(layers["first"].parameters(), lr=0.1)
-        F.cross_entropy(forward(x.to(device)), y.to(device)).backward()
-        optimizer.step()
-        """,
-    ),
-    "a tensor is made in forward on the host": (
-        "made-on-cpu",
-        "device=x.device",
-        """
-        class Net(nn.Linear):
-            def forward(self, x):
-                noise = torch.randn(x.shape)
-                return super().forward(x + noise)  # <-
-        train(Net(16, 4).to(device), x.to(device), y.to(device))
-        """,
-        """
-        class Net(nn.Linear):
-            def forward(self, x):
-                noise = torch.randn(x.shape, device=x.device)
-                return super().forward(x + noise)
-        train(Net(16, 4).to(device), x.to(device), y.to(device))
-        """,
-    ),
-    "a state of an optimizer was loaded before the move": (
-        "state-on-cpu",
-        "after model.to(device)",
-        """
-        model = nn.Linear(16, 4)
-        optimizer = torch.optim.Adam(model.parameters())
-        train(model, x, y, optimizer=optimizer)
-        model.to(device)
-        model(x.to(device)).sum().backward()
-        optimizer.step()  # <-
-        """,
-        """
-        model = nn.Linear(16, 4)
-        optimizer = torch.optim.Adam(model.parameters())
-        model.to(device)
-        model(x.to(device)).sum().backward()
-        optimizer.step()
-        """,
-    ),
-    "the optimizer was built for another model": (
-        "orphaned-parameters",
-        "torch.optim.SGD(model.parameters()",
-        """
-        model = nn.Linear(16, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model = nn.Linear(16, 4).to(device)
-        model(x.to(device)).sum().backward()
-        optimizer.step()  # <-
-        """,
-        """
-        model = nn.Linear(16, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model.to(device)
-        model(x.to(device)).sum().backward()
-        optimizer.step()
-        """,
+        ('{"first": nn.Linear(16, 4)}', 'nn.ModuleDict({"first": nn.Linear(16, 4)}).to(device)'),
     ),
     "NumPy is asked to read the device": (
         "numpy-of-cuda",
@@ -233,12 +64,7 @@ TWINS = {
         train(model, x.to(device), y.to(device))
         print(out.numpy().sum())  # <-
         """,
-        """
-        model = nn.Linear(16, 4).to(device)
-        out = model(x.to(device))
-        print(out.detach().cpu().numpy().sum())
-        train(model, x.to(device), y.to(device))
-        """,
+        ("out.numpy()", "out.detach().cpu().numpy()"),
     ),
     "np.asarray of a tensor on the device": (
         "numpy-of-cuda",
@@ -248,35 +74,7 @@ TWINS = {
             out = nn.Linear(16, 4).to(device)(x.to(device))
         print(np.asarray(out).shape)  # <-
         """,
-        """
-        with torch.no_grad():
-            out = nn.Linear(16, 4).to(device)(x.to(device))
-        print(np.asarray(out.cpu()).shape)
-        """,
-    ),
-    "memory of the host is indexed from the device": (
-        "mixed-devices",
-        "table = table.to(device)",
-        """
-        table = torch.randn(4, 3)
-        print(table[y.to(device)].shape)  # <-
-        """,
-        """
-        table = torch.randn(4, 3)
-        print(table[y].shape, table.to(device)[y.to(device)].shape)
-        """,
-    ),
-    "a sum on the host takes from the device": (
-        "mixed-devices",
-        "to(device)",
-        """
-        total = torch.zeros(1)
-        total += torch.ones(1, device=device)  # <-
-        """,
-        """
-        total = torch.zeros(1, device=device)
-        total += torch.ones(1, device=device)
-        """,
+        ("np.asarray(out)", "np.asarray(out.cpu())"),
     ),
 }
 
@@ -299,8 +97,8 @@ def test_a_bug_is_found_at_its_line(bug: str, run) -> None:
 def test_their_healthy_twins_are_silent(run) -> None:
     """All in one script, each in a function of its own: a finding would name its line."""
     script = HEAD + "".join(
-        f"\ndef twin_{number}():\n{indent(dedent(healthy), '    ')}\ntwin_{number}()\nprint({number})\n"
-        for number, (_, _, _, healthy) in enumerate(TWINS.values())
+        f"\ndef twin_{number}():\n{indent(dedent(buggy.replace(*cure)), '    ')}\ntwin_{number}()\nprint({number})\n"
+        for number, (_, _, buggy, cure) in enumerate(TWINS.values())
     )
     ran = run(script, steps=500)
     assert ran.result.error is None, ran.result.error

@@ -15,7 +15,7 @@ from hotloop.apps.simulate.cards import card
 from hotloop.apps.simulate.cost import seconds
 from hotloop.apps.simulate.products import Product
 from hotloop.apps.simulate.table import Curve
-from hotloop.apps.simulate.work import Part
+from hotloop.apps.simulate.work import WorkPart
 
 from ..thorough import tries
 
@@ -23,7 +23,7 @@ H200 = card("h200")
 FLOOR = 1.5e-6
 SIDES = (64, 256, 640, 1280, 2560, 5120)
 SHAPES = [(1, m, n, k) for m in SIDES for n in (128, 1280, 5120) for k in (64, 640, 5120)]
-MEMORY = [Part("pointwise", bytes=float(2**power)) for power in range(10, 33)]
+MEMORY = [WorkPart("pointwise", bytes=float(2**power)) for power in range(10, 33)]
 
 
 @pytest.mark.parametrize("module", [calibration_fit, calibration_observe])
@@ -31,15 +31,15 @@ def test_its_examples_are_right(module) -> None:
     assert doctest.testmod(module).failed == 0
 
 
-def gemm(count: int, rows: int, columns: int, inner: int) -> Part:
+def gemm(count: int, rows: int, columns: int, inner: int) -> WorkPart:
     product = Product(count, rows, columns, inner)
-    return Part("gemm", 2.0 * (rows * columns + (rows + columns) * inner), product.flops, "bf16", product=product)
+    return WorkPart("gemm", 2.0 * (rows * columns + (rows + columns) * inner), product.flops, "bf16", product=product)
 
 
 GEMMS = [gemm(*shape) for shape in SHAPES]
 
 
-def made_up(parts: list[Part], curve: Curve, cache: float = 2.0, noise: float = 0.0, seed: int = 0) -> list[Sample]:
+def made_up(parts: list[WorkPart], curve: Curve, cache: float = 2.0, noise: float = 0.0, seed: int = 0) -> list[Sample]:
     dice = np.random.default_rng(seed)
     return [
         Sample(part, seconds(part, H200, curve, floor=FLOOR, cache=cache) * float(np.exp(noise * dice.normal())))

@@ -37,6 +37,8 @@ def test_both_peaks_are_kept(heights: list[tuple[int, int]], points: int) -> Non
     assert len(kept) <= 2 * points
     assert max(point[1] for point in kept) == max(allocated for allocated, _ in heights)
     assert max(point[2] for point in kept) == max(reserved for _, reserved in heights)
+    assert [point[0] for point in kept] == sorted({point[0] for point in kept})
+    assert all(heights[event - 1][0] == allocated for event, allocated, _ in kept)
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 3 * MIB), st.sampled_from(KINDS)), max_size=300)

@@ -9,17 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hotloop.apps.simulate.allocator import Allocator
 from hotloop.apps.simulate.cards import Card, generic
 from hotloop.apps.simulate.events import Listener, Operation, Shape
-from hotloop.apps.simulate.ledger import Timeline
 from hotloop.apps.simulate.library_memory import Constants
-from hotloop.apps.simulate.memory import MemoryListener, SimulatedOutOfMemory
+from hotloop.apps.simulate.memory import MemoryListener
 from hotloop.apps.simulate.need import STAGE
-from hotloop.apps.simulate.simulation_record import Simulation
 from hotloop.apps.simulate.workspaces import needs
 from hotloop.placement.sites import Site
 
@@ -69,7 +65,7 @@ def test_it_listens(memory: MemoryListener) -> None:
     heard: Listener = memory
     heard.copied(5, "to the device", pinned=False, blocking=True, place=LINE)
     heard.waited("item", LINE)
-    heard.host(0.1)
+    heard.loaded(0.1, 0)
     heard.step()
     heard.freed(99)  # of what was never told
     heard.named(99, "parameter")
@@ -122,7 +118,7 @@ def test_and_makes_do_without_where_there_is_no_room(memory: MemoryListener) -> 
     memory.set_per_process_memory_fraction(40 / 1024)
     x = replace(X, sizes=(32, 16, 128, 128))
     run(memory, operation("aten.convolution.default", x, W, groups=1), {1: x.nbytes})
-    assert memory.shortage is None
+    assert not memory.shortage
     assert memory.peak.allocated == x.nbytes
 
 
@@ -157,12 +153,8 @@ def test_it_runs_out_at_the_line(memory: MemoryListener) -> None:
         torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 200\.00 MiB\. GPU 0"
     ) as error:
         memory.allocated(2, 199 * MIB, "activation")
-    assert isinstance(error.value, SimulatedOutOfMemory)
-    shortage = error.value.shortage
-    assert (shortage.file, shortage.line, shortage.module) == ("train.py", 17, "block.3")
-    assert (shortage.allocated, shortage.free) == (700 * MIB, 124 * MIB)
     assert "total capacity of 1.00 GiB of which 124.00 MiB is free" in str(error.value)
-    assert memory.shortage == shortage
+    assert memory.shortage == "memory runs out at train.py:17: 200.0 MiB are asked for where 124.0 MiB can be had"
     assert memory.fits is False
     memory.freed(2)  # what was never had
     memory.allocated(3, 100 * MIB, "activation")  # a script that catches the error goes on
@@ -232,46 +224,6 @@ def test_torch_cuda_is_answered(memory: MemoryListener) -> None:
     assert memory.mem_get_info() == (824 * MIB, GIB)
     assert figures(memory, "allocated") == figures(memory, "reserved") == (0, 0)
     assert memory.peak.allocated == 100 * MIB  # of the run
-
-
-def test_torchs_own_summary_can_be_made(memory: MemoryListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory.allocated(1, 100 * MIB, "activation")
-    monkeypatch.setattr(torch.cuda.memory, "memory_stats", lambda device=None: memory.memory_stats())
-    monkeypatch.setattr(torch.cuda.memory, "_get_device_index", lambda *_, **__: 0)
-    assert "100.00 MiB" in torch.cuda.memory.memory_summary(0) or "102400 KiB" in torch.cuda.memory.memory_summary(0)
-
-
-def test_a_record_is_made_of_it(memory: MemoryListener) -> None:
-    run(memory, operation(module="block"), {1: 20 * MIB})
-    record = Simulation("vram-1GiB", 3, 3, **memory.to_record())
-    assert record.peak is not None
-    assert record.peak.allocated == 20 * MIB
-    assert record.fits is True
-    assert record.timeline[-1] == (1, 20 * MIB, 20 * MIB)
-    assert Simulation.from_json(record.to_json()) == record
-
-
-@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=3000), st.integers(2, 64))
-def test_a_thinned_timeline_keeps_its_highest_point(heights: list[int], points: int) -> None:
-    timeline = Timeline(points)
-    for height in heights:
-        timeline.add(height, height + 1)
-    kept = timeline.points()
-    assert len(kept) <= 2 * points
-    assert max(point[1] for point in kept) == max(heights)
-    assert [point[0] for point in kept] == sorted({point[0] for point in kept})
-    assert all(heights[event - 1] == allocated for event, allocated, _ in kept)
-
-
-def test_nothing_is_lost_in_a_long_run(memory: MemoryListener) -> None:
-    for step in range(50):
-        for key in range(20):
-            run(memory, operation(module=f"block.{key}"), {1000 * step + key: (key + 1) * 300_000})
-        for key in reversed(range(20)):
-            memory.freed(1000 * step + key)
-    assert figures(memory, "allocated")[0] == 0
-    assert sum(memory.categories.values()) == memory.peak.allocated + memory.context
-    assert sum(memory.modules.values()) == memory.peak.allocated
 
 
 def requests() -> Iterator[tuple[int, int, int | None]]:

@@ -10,7 +10,6 @@ from hotloop.apps.simulate.families import WHOLE, left_whole
 from hotloop.apps.simulate.operations import facts
 
 MIB = 2**20
-MEMORY = "hotloop.apps.simulate.memory:MemoryListener"
 SCRIPT = """
 import torch
 
@@ -47,7 +46,7 @@ def test_they_are_not_taken_apart() -> None:
 
 
 def test_a_norm_keeps_its_result_and_a_number_for_each_row(run: Callable[..., Any]) -> None:
-    ran = run(SCRIPT, card=card("h200"), listeners=(MEMORY,))
+    ran = run(SCRIPT, card=card("h200"))
     kept, most = map(int, ran.out.split())
     assert 4 * MIB < kept <= 4 * MIB + 4096
     assert most == 4 * MIB  # the gradient and nothing beside

@@ -1,5 +1,6 @@
 """What a simulated script saves: no file of the person's is touched, and the script finds it all the same."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,36 +24,46 @@ here = {name: value.cpu() for name, value in there.items()}
 """
 
 
-@pytest.mark.parametrize(
-    ("save", "load"),
-    [
-        ("torch.save(there, 'best.pt')", "torch.load('best.pt')"),
-        ("torch.save(here, 'best.pt')", "torch.load('best.pt', weights_only=True, mmap=True)"),
-        ("torch.serialization.save(here, 'best.pt')", "torch.serialization.load('best.pt')"),
-        ("torch.save(here, Path('best.pt').resolve())", "torch.load('./best.pt')"),
-        ("save_file(there, 'best.pt')", "load_file('best.pt')"),
-        ("save_file(here, 'best.pt')", "load_file('best.pt')"),
-        ("save_model(model, 'best.pt')", "load_file('best.pt')"),
-        ("torch.save(here, 'a.pt'); os.replace('a.pt', 'best.pt')", "torch.load('best.pt')"),
-        ("torch.save(there, 'a.pt'); os.rename('a.pt', 'best.pt')", "torch.load('best.pt')"),
-        ("torch.save(there, 'a.pt'); Path('a.pt').replace('best.pt')", "torch.load('best.pt')"),
-        ("torch.save(there, 'a.pt'); shutil.copyfile('a.pt', 'best.pt')", "torch.load('best.pt')"),
-        ("torch.save(here, 'a.pt'); shutil.copy2('a.pt', 'best.pt')", "torch.load('best.pt')"),
-        ("torch.save(there, 'a.pt'); os.system('cp a.pt best.pt; mv a.pt best.pt')", "torch.load('a.pt')"),
-        ("torch.save(there, 'best.pt'); os.replace('best.pt', 'old.pt')", "torch.load('old.pt')"),
-        ("torch.save(there, 'best.pt'); os.remove('best.pt')", "there"),
-    ],
-)
-def test_a_file_that_was_there_before_stays_as_it_is(run, tmp_path: Path, save: str, load: str) -> None:
-    path = tmp_path / "best.pt"
-    path.write_bytes(PRECIOUS)
-    path.chmod(0o600)
-    before = path.stat()
-    ran = run(LOOP + f"import os; os.chdir({str(tmp_path)!r})" + HELPERS + f"{save}\nprint(sorted({load}))\n")
-    assert (ran.out, ran.result.error) == ("['bias', 'weight']\n", None)
-    assert path.read_bytes() == PRECIOUS
-    assert (path.stat().st_mode, path.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["best.pt", "train.py"]
+WAYS = [
+    ("torch.save(there, 'best.pt')", "torch.load('best.pt')"),
+    ("torch.save(here, 'best.pt')", "torch.load('best.pt', weights_only=True, mmap=True)"),
+    ("torch.serialization.save(here, 'best.pt')", "torch.serialization.load('best.pt')"),
+    ("torch.save(here, Path('best.pt').resolve())", "torch.load('./best.pt')"),
+    ("save_file(there, 'best.pt')", "load_file('best.pt')"),
+    ("save_file(here, 'best.pt')", "load_file('best.pt')"),
+    ("save_model(model, 'best.pt')", "load_file('best.pt')"),
+    ("torch.save(here, 'a.pt'); os.replace('a.pt', 'best.pt')", "torch.load('best.pt')"),
+    ("torch.save(there, 'a.pt'); os.rename('a.pt', 'best.pt')", "torch.load('best.pt')"),
+    ("torch.save(there, 'a.pt'); Path('a.pt').replace('best.pt')", "torch.load('best.pt')"),
+    ("torch.save(there, 'a.pt'); shutil.copyfile('a.pt', 'best.pt')", "torch.load('best.pt')"),
+    ("torch.save(here, 'a.pt'); shutil.copy2('a.pt', 'best.pt')", "torch.load('best.pt')"),
+    ("torch.save(there, 'a.pt'); os.system('cp a.pt best.pt; mv a.pt best.pt')", "torch.load('a.pt')"),
+    ("torch.save(there, 'best.pt'); os.replace('best.pt', 'old.pt')", "torch.load('old.pt')"),
+    ("torch.save(there, 'best.pt'); os.remove('best.pt')", "there"),
+    ("torch.save(here, 'best.pt')", "torch.load('best.pt', map_location='cuda')"),
+    ("torch.save(there, 'best.pt')", "torch.load('best.pt', map_location='cpu')"),
+]
+
+
+def test_files_that_were_there_before_stay_as_they_are(run, tmp_path: Path) -> None:
+    """Each way in a folder of its own, all in one script."""
+    body, before = HELPERS, {}
+    for number, (save, load) in enumerate(WAYS):
+        path = tmp_path / str(number) / "best.pt"
+        path.parent.mkdir()
+        path.write_bytes(PRECIOUS)
+        path.chmod(0o600)
+        before[path] = path.stat()
+        body += f"os.chdir({str(path.parent)!r})\n{save}\nfound = {load}\n"
+        body += "print(sorted(found), {tensor.device.type for tensor in found.values()})\n"
+    ran = run(LOOP + body)
+    assert ran.result.error is None
+    there = ["='cuda'" in load or ("(there" in save and not re.search("load_file|'cpu'", load)) for save, load in WAYS]
+    assert ran.out.splitlines() == [f"['bias', 'weight'] {{'{'cuda' if each else 'cpu'}'}}" for each in there]
+    for path, was in before.items():
+        now = path.stat()
+        assert (path.read_bytes(), now.st_mode, now.st_mtime_ns) == (PRECIOUS, was.st_mode, was.st_mtime_ns)
+        assert [each.name for each in path.parent.iterdir()] == ["best.pt"]
 
 
 def test_also_in_a_block_that_imported_what_saves_before(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.apps.simulate.largest_batch import Outcome, SearchResult, SearchStopped, Variant, largest, what_helps
+from hotloop.apps.simulate.largest_batch import Outcome, SearchResult, SearchStopped, largest
 from hotloop.errors import BadArgument
 
 GIB = 2**30
@@ -110,32 +110,6 @@ def test_what_cannot_be_meant_is_refused(start: int, most: int | None) -> None:
         largest(lambda batch: Outcome(True), start, most=most)
 
 
-def test_what_helps_most_comes_first_and_what_does_not_help_not_at_all() -> None:
-    plain = Variant("plain", "", 20 * GIB, 32, 100.0)
-    said = what_helps(
-        plain,
-        [
-            Variant("accumulation", "accumulate over 2 batches of half the size", 20 * GIB, 32),
-            Variant("bf16", "autocast to bf16", 12 * GIB, 60, 50.0),
-            Variant("checkpointing", "checkpoint the blocks", 6 * GIB, 128, 133.0),
-        ],
-    )
-    assert len(said) == 2
-    assert said[0].startswith("checkpoint the blocks: 6.0 GiB instead of 20.0 GiB, and a batch of 128 instead of 32")
-    assert "a step takes 33% longer" in said[0]
-    assert "a step takes 50% less" in said[1]
-
-
-def test_what_makes_it_fit_at_all() -> None:
-    (said,) = what_helps(Variant("plain", "", None, None), [Variant("bf16", "autocast to bf16", 5 * GIB, 4)])
-    assert said == "autocast to bf16: it fits with 5.0 GiB, and a batch of 4 fits, where not one item did"
-    small, smaller = Variant("bf16", "autocast", 5 * GIB), Variant("checkpointing", "checkpoint", 4 * GIB)
-    assert what_helps(Variant("plain", "", None), [small, Variant("fp8", "no", None), smaller]) == (
-        "checkpoint: it fits with 4.0 GiB",
-        "autocast: it fits with 5.0 GiB",
-    )
-
-
 def test_a_run_that_tells_nothing_ends_the_search_with_what_is_known() -> None:
     def run(batch: int) -> Outcome:
         if batch > 50:
@@ -145,46 +119,3 @@ def test_a_run_that_tells_nothing_ends_the_search_with_what_is_known() -> None:
     found = largest(run, 8)
     assert (found.batch, found.too_large, found.ended) == (50, None, "a step never has more than 50 items")
     assert not found.exact
-
-
-def test_few_runs_may_be_all_there_are() -> None:
-    found = largest(card(300 * 10**6, 10**6, 10**6), 8, runs=2)
-    assert found.runs == 2
-    assert (found.batch, True) in [(batch, fits) for batch, fits, _ in found.tried]
-
-
-@given(st.integers(20, 3000), st.floats(0.9, 1.1), st.integers(1, 200))
-def test_peaks_of_another_card_save_runs_and_change_no_answer(batch: int, off: float, start: int) -> None:
-    base, each = 3 * GIB, 7 * 2**20
-    run = card(base + batch * each + each // 2, base, each)
-    like = [(n, int(off * (base + n * each))) for n in (4, 100)]
-    found = largest(run, start, like=like)
-    assert found.batch is not None
-    assert batch - found.batch <= 0.01 * batch
-    assert found.batch <= batch
-
-
-def test_a_line_of_another_card_leads_to_the_answer_from_one_that_does_not_fit() -> None:
-    base, each = 3 * GIB, 7 * 2**20
-    run = card(base + 100 * each + 5, base, each)
-    alone, led = largest(run, 900), largest(run, 900, like=[(8, base + 8 * each), (64, base + 64 * each)])
-    assert (alone.batch, led.batch) == (100, 100)
-    assert led.runs <= 3 < alone.runs
-
-
-def test_a_line_that_promises_too_much_is_left_after_two_guesses() -> None:
-    """Memory that is lost in pieces: by the peaks 31 would fit, and 26 does."""
-
-    def run(batch: int) -> Outcome:
-        return Outcome(batch <= 26, 1420 + 807 * batch if batch <= 26 else None, 26_500)
-
-    found = largest(run, 16, like=[(4, 4648)], runs=5)
-    assert found.batch is not None
-    assert found.batch >= 23
-    assert largest(run, 16, like=[(4, 4648)]).batch == 26
-
-
-def test_a_change_that_only_takes_less_helps_too() -> None:
-    plain = Variant("", "", 8 << 30, 16)
-    assert what_helps(plain, [Variant("checkpointing", "checkpoint", 5 << 30, 16)]) != ()
-    assert what_helps(plain, [Variant("checkpointing", "checkpoint", 8 << 30, 16)]) == ()

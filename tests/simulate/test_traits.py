@@ -8,14 +8,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from calibration_observe import observe
-from hotloop.apps.simulate.work import Part, parts_of
+from hotloop.apps.simulate.work import WorkPart, parts_of
 
 
 def meta(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(sizes, device="meta", dtype=dtype)
 
 
-def last_part(call: Callable[[], object]) -> Part:
+def last_part(call: Callable[[], object]) -> WorkPart:
     return [part for operation in observe(call) for part in parts_of(operation)][-1]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hotloop.apps.simulate.cards import card
 from hotloop.apps.simulate.events import Operation, Shape
 from hotloop.apps.simulate.memory import MemoryListener
-from hotloop.apps.simulate.shown import simulation_words
+from hotloop.apps.simulate.shown import verdict
 from hotloop.apps.simulate.simulation_record import PeakInterval, Simulation
 from hotloop.apps.simulate.study import Study
 from hotloop.placement.sites import Site
@@ -68,8 +68,8 @@ def test_what_lies_inside_the_interval_is_too_close_to_say(told: dict[str, Any])
     for memory, (fits, words) in cases.items():
         found = study.plain(replace(card("h200"), memory=memory), silent=True)
         assert found.fits is fits
-        lines = [str(part) for part in simulation_words(found, "GPU", "train.py")]
-        (line,) = [line for line in lines if line.startswith(words)]
+        line = verdict(found)
+        assert line.startswith(words)
         assert " GiB to " in line or " MiB to " in line
         assert any(finding.level == "error" for finding in found.findings) is (fits is False)
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from calibration_observe import observe
 from hotloop.apps.simulate.events import Operation, Shape
-from hotloop.apps.simulate.work import Part, Tf32, parts_of, switches
+from hotloop.apps.simulate.work import Tf32, WorkPart, parts_of, switches
 
 sizes = st.integers(1, 9)
 
@@ -20,7 +20,7 @@ sizes = st.integers(1, 9)
 DEFAULT = Tf32()
 
 
-def parts(call: Callable[[], object], tf32: Tf32 = DEFAULT) -> list[Part]:
+def parts(call: Callable[[], object], tf32: Tf32 = DEFAULT) -> list[WorkPart]:
     return [part for operation in observe(call) for part in parts_of(operation, tf32)]
 
 
@@ -38,7 +38,7 @@ def meta(*shape: int, **options: object) -> Tensor:
     return torch.empty(*shape, device="meta", **options)
 
 
-def only(call: Callable[[], object]) -> Part:
+def only(call: Callable[[], object]) -> WorkPart:
     [part] = parts(call)
     return part
 

@@ -1,8 +1,6 @@
 """What a CUDA graph froze may change in Python: it is noticed, captured again, and the steps are named."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,35 +45,26 @@ def loop_of(model: nn.Module, graph: int, **options: Any) -> hotloop.Loop:
 
 
 @gpu
-@pytest.mark.parametrize("graph", [0, 1, 8])
-def test_a_number_that_changes_between_epochs_is_captured_again(graph: int) -> None:
+@pytest.mark.parametrize(("where", "graph"), [("model", 1), ("model", 8), ("closure", 1), ("transform", 8)])
+def test_a_number_that_changes_between_epochs_is_captured_again(where: str, graph: int) -> None:
     def run(graph: int) -> Tensor:
-        model = Scaled()
-        loop, loader = loop_of(model, graph), data(24)
-        for epoch in range(4):
-            model.scale = 1.0 + epoch
-            loop.fit(loader, epochs=1, progress=False, monitor=False)
-        return model.layer.weight.detach().clone()
-
-    assert torch.equal(run(graph), run(0))
-
-
-@gpu
-def test_a_number_of_a_closure_is_seen_as_well() -> None:
-    def run(graph: int) -> Tensor:
-        model = Scaled()
-        weight = 0.1
+        model, weight, shift = Scaled(), 1.0, 0.0
 
         def objective(model: nn.Module, batch: Any) -> Tensor:
             return nn.functional.mse_loss(model(batch[0]), batch[1]) * weight
 
-        loop, loader = loop_of(model, graph, loss=None, objective=objective), data(16)
-        for epoch in range(3):
-            weight = 0.1 * (epoch + 1)
-            loop.fit(loader, epochs=1, progress=False, monitor=False)
+        def transform(batch: Any) -> Any:
+            return [batch[0] + shift, batch[1]]
+
+        loop, loader = loop_of(model, graph, loss=None, objective=objective), data(24)
+        for epoch in range(4):
+            model.scale = 1.0 + epoch * (where == "model")
+            weight = 0.1 + 0.1 * epoch * (where == "closure")
+            shift = float(epoch) * (where == "transform")
+            loop.fit(loader, epochs=1, device_transform=transform, progress=False, monitor=False)
         return model.layer.weight.detach().clone()
 
-    assert torch.equal(run(1), run(0))
+    assert torch.equal(run(graph), run(0))
 
 
 @gpu
@@ -132,24 +121,6 @@ def test_a_forward_with_side_effects_is_not_captured(effect: Callable[[Any], obj
     assert 40 in (model.calls, len(model.log), model.table.get("last"))
 
 
-@gpu
-def test_a_transform_that_is_captured_follows_its_number() -> None:
-    def run(graph: int) -> Tensor:
-        model = Scaled()
-        shift = 0.0
-
-        def transform(batch: Any) -> Any:
-            return [batch[0] + shift, batch[1]]
-
-        loop, loader = loop_of(model, graph), data(24)
-        for epoch in range(3):
-            shift = float(epoch)
-            loop.fit(loader, epochs=1, device_transform=transform, progress=False, monitor=False)
-        return model.layer.weight.detach().clone()
-
-    assert torch.equal(run(8), run(0))
-
-
 class Restless(nn.Module):
     """A network whose forward pass draws random numbers, writes to buffers and may take another way."""
 
@@ -187,40 +158,12 @@ class Weighted(nn.Module):
         return loss
 
 
-def _replace_weights(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
-    criterion.entropy.weight = torch.rand(40)
-
-
-def _replace_buffer(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
-    model.mean = torch.rand(32)
-
-
-def _replace_attribute(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
-    model.scale = torch.rand(32)
-
-
-def _replace_a_tuple(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
-    model.parts = (torch.rand(32), model.parts[1])
-
-
-def _replace_deep_inside(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
-    model.parts[1]["deep"] = [torch.rand(32)]
-
-
-def _replace_parts_that_are_not_read(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
-    model.other_parts = {}
-
-
-def _replace_what_is_not_read(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
-    model.unread = torch.rand(32)
-
-
 CHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
-    "class weights": _replace_weights,
-    "a buffer": _replace_buffer,
-    "an attribute": _replace_attribute,
-    "a tuple": _replace_a_tuple,
-    "a list in a table": _replace_deep_inside,
+    "class weights": lambda model, criterion, optimizer: setattr(criterion.entropy, "weight", torch.rand(40)),
+    "a buffer": lambda model, criterion, optimizer: setattr(model, "mean", torch.rand(32)),
+    "an attribute": lambda model, criterion, optimizer: setattr(model, "scale", torch.rand(32)),
+    "a tuple": lambda model, criterion, optimizer: setattr(model, "parts", (torch.rand(32), model.parts[1])),
+    "a list in a table": lambda model, criterion, optimizer: model.parts[1].update(deep=[torch.rand(32)]),
     "the mode of the criterion": lambda model, criterion, optimizer: criterion.eval(),
     "a frozen part of the criterion": lambda model, criterion, optimizer: criterion.bias.requires_grad_(False),
     "a hook of a weight": lambda model, criterion, optimizer: model.first.weight.register_hook(lambda grad: grad * 0),
@@ -231,8 +174,8 @@ CHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
 
 UNCHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
     "nothing": lambda model, criterion, optimizer: None,
-    "what is not read": _replace_what_is_not_read,
-    "parts that are not read": _replace_parts_that_are_not_read,
+    "what is not read": lambda model, criterion, optimizer: setattr(model, "unread", torch.rand(32)),
+    "parts that are not read": lambda model, criterion, optimizer: setattr(model, "other_parts", {}),
     "values": lambda model, criterion, optimizer: model.scale.zero_(),
 }
 
@@ -246,12 +189,10 @@ def warmed_up(loop: hotloop.Loop, batch: Any, abandon: Callable[[str], None]) ->
     return captured
 
 
+@pytest.mark.usefixtures("captures_on_the_host")
 @pytest.mark.parametrize("change", [*CHANGED, *UNCHANGED])
-def test_what_a_capture_froze_is_looked_at_between_epochs(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_capture_froze_is_looked_at_between_epochs(change: str) -> None:
     """Without a capture: that part needs no GPU."""
-    monkeypatch.setattr(
-        "hotloop.step.captured.capture_stream", lambda device: SimpleNamespace(stream=None, running=nullcontext)
-    )
     model, criterion, abandoned = Restless(40), Weighted(), list[str]()
     optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()])
     loop = hotloop.Loop(model, optimizer, criterion, device="cpu", plan="plain")
@@ -266,11 +207,9 @@ def test_what_a_capture_froze_is_looked_at_between_epochs(change: str, monkeypat
     assert bool(abandoned) == ("hook" in change), "what it does on the host would be lost again"
 
 
-def test_a_loop_by_hand_is_looked_at_before_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("captures_on_the_host")
+def test_a_loop_by_hand_is_looked_at_before_each_step() -> None:
     """Without a capture, too. What is around a step counts there, and captures that do not last end."""
-    monkeypatch.setattr(
-        "hotloop.step.captured.capture_stream", lambda device: SimpleNamespace(stream=None, running=nullcontext)
-    )
     model, abandoned = Scaled(), list[str]()
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", plan="plain")
     batch = [torch.randn(16, 8), torch.randn(16, 4)]
@@ -293,12 +232,10 @@ def test_a_loop_by_hand_is_looked_at_before_each_step(monkeypatch: pytest.Monkey
     assert abandoned == ["model.settings changes often between steps, and a capture freezes it"]
 
 
+@pytest.mark.usefixtures("captures_on_the_host")
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}], ids=str)
-def test_a_comparison_leaves_no_trace(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_leaves_no_trace(options: dict[str, Any]) -> None:
     """What compares a forward pass with the captured one, without a capture: that part needs no GPU."""
-    monkeypatch.setattr(
-        "hotloop.step.captured.capture_stream", lambda device: SimpleNamespace(stream=None, running=nullcontext)
-    )
     model = Restless()
     loop = hotloop.Loop(
         model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", plan="plain", **options
@@ -361,26 +298,6 @@ def test_other_work_inside_an_epoch_is_found(graph: int, monkeypatch: pytest.Mon
     monkeypatch.setitem(globals(), "WAY", [1])
     with pytest.warns(PlanWarning, match="may have been replayed with the operations of an earlier step"):
         loop.fit(data(80), epochs=1, progress=False, monitor=False)
-
-
-@gpu
-def test_a_step_may_ask_for_a_gradient_of_its_input() -> None:
-    def penalised(model: nn.Module, batch: Any) -> Tensor:
-        x = batch[0].requires_grad_()
-        loss = nn.functional.mse_loss(model(x), batch[1])
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-        return loss + gradient.square().sum()
-
-    weights = []
-    for graph in (0, 1):
-        torch.manual_seed(0)
-        model = nn.Linear(8, 4)
-        plan = hotloop.Plan("cuda", graph=graph)
-        loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=penalised, plan=plan)
-        loop.fit(data(80), epochs=2, progress=False, monitor=False)
-        assert loop.plan.graph == graph
-        weights.append(model.weight.detach().clone())
-    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
 
 
 class Recurrent(nn.Module):

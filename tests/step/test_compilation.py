@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from hotloop._torch import inductor
 from hotloop.errors import PlanWarning
-from hotloop.levers import repeated_blocks
 from hotloop.levers.applied import AppliedPlan
 from hotloop.levers.compile import form_of, varying_between
 from hotloop.objective.objectives import as_objective
@@ -26,11 +25,6 @@ from hotloop.step.compilation import (
 COMPILED, BLOCKS = Plan("cpu", compile="default"), Plan("cpu", compile="blocks")
 CRITERION = as_objective(nn.CrossEntropyLoss(), None)
 pytestmark = pytest.mark.usefixtures("no_kernels")
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 
 
 def batch_of(items: int = 8) -> tuple[Tensor, Tensor]:
@@ -173,14 +167,6 @@ def test_blocks_are_compiled_once_for_all_of_them() -> None:
     assert list(vars(model.blocks[0])) == attributes
 
 
-def test_the_objective_of_compiled_blocks_is_eager() -> None:
-    model, batch, before = network(), batch_of(), graphs()
-    model.eval()
-
-    assert torch.equal(CompiledObjective(CRITERION, "blocks")(model, batch), CRITERION(model, batch))
-    assert graphs() == before
-
-
 @pytest.mark.parametrize(
     ("first", "second", "varying"),
     [
@@ -197,21 +183,6 @@ def test_what_varies_between_batches(first: Any, second: Any, varying: set[tuple
     assert varying_between(first, second) == varying
     if varying is not None:
         assert form_of(first, frozenset(varying)) == form_of(second, frozenset(varying))
-
-
-def test_how_long_it_will_take(tmp_path: Any) -> None:
-    model = Net()
-    layers = len([m for m in model.modules() if not list(m.children())])
-    key = key_of(model, words(6), COMPILED)
-
-    cold = 15 + 0.35 * layers
-    assert expected_seconds(model, "default").seconds == cold
-    assert expected_seconds(model, "max-autotune").seconds == 8 * cold
-    assert expected_seconds(model, "blocks").seconds == 15 + 0.35 * 3
-    assert len(repeated_blocks(model)) == 4
-    assert expected_seconds(model, "default", key).seconds == cold
-    assert key != key_of(model, words(7), COMPILED)
-    assert key != key_of(model, words(6), BLOCKS)
 
 
 def test_a_compilation_that_was_made_before_is_expected_to_be_short(

@@ -17,6 +17,8 @@ from hotloop.errors import PlanWarning
 from hotloop.step.draws import repeat
 from hotloop.step.inspection import Comparison, Inspection, host_noted, inspected, objection
 
+from ..thorough import tries
+
 CPU = torch.device("cpu")
 X = torch.ones(6, 6)
 
@@ -93,7 +95,7 @@ def test_other_draws_count_even_beside_such_ones(draw: Callable[[], object]) -> 
     assert seen_of(lambda: (torch.rand([]) < 0.0, draw()))[0].drew
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(25, 60))
 @given(
     limit=st.floats(-2, 2),
     how=st.sampled_from([Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge]),
@@ -141,16 +143,6 @@ def test_a_repetition_leaves_the_generator_where_the_draws_did() -> None:
     expected = torch.get_rng_state()
     torch.manual_seed(3)
     repeat(draws, 4)
-    assert torch.equal(torch.get_rng_state(), expected)
-
-
-def test_a_look_leaves_the_generators_where_the_pass_did() -> None:
-    model, x = Dropped(), torch.ones(16, 8)
-    torch.manual_seed(5)
-    model(x)
-    expected = torch.get_rng_state()
-    torch.manual_seed(5)
-    seen_of(lambda: model(x))
     assert torch.equal(torch.get_rng_state(), expected)
 
 

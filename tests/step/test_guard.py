@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,6 +16,7 @@ from hotloop.step import guard
 from hotloop.step.guard import guarded_step, is_plenty
 from hotloop.values.snapshot import Snapshot
 
+from ..same import same
 from ..thorough import tries
 
 Build = Callable[[list[nn.Parameter]], Optimizer]
@@ -69,7 +70,7 @@ class Own(Optimizer):
         super().__init__(weights, {"lr": 0.01, "k": 0})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             group["k"] += 1
             for weight in group["params"]:
@@ -123,21 +124,6 @@ def left_by(optimizer: Optimizer, made: list[nn.Parameter]) -> list[Any]:
     return [[w.detach() for w in made], [w.grad for w in made], optimizer.state_dict()]
 
 
-def assert_same(a: Any, b: Any) -> None:
-    if isinstance(a, Tensor):
-        assert torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_same(x, y)
-    else:
-        assert a == b
-
-
 def run(build: Build, steps: int, step: Callable[[Optimizer], None]) -> list[Any]:
     made = weights()
     optimizer = build(made)
@@ -155,7 +141,7 @@ def guarded(optimizer: Optimizer) -> None:
 @pytest.mark.parametrize("part", [guard.PART, 40])
 def test_guarded_and_plain_are_the_same(name: str, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "PART", part)
-    assert_same(run(OPTIMIZERS[name], 4, guarded), run(OPTIMIZERS[name], 4, lambda o: o.step()))
+    assert same(run(OPTIMIZERS[name], 4, guarded), run(OPTIMIZERS[name], 4, lambda o: o.step()))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -174,7 +160,7 @@ def test_memory_may_run_out_anywhere_in_it(name: str) -> None:
             with_gradients(made, number)
             with once:
                 guarded(optimizer)
-        assert_same(left_by(optimizer, made), expected)
+        assert same(left_by(optimizer, made), expected)
     assert [len(group["params"]) for group in optimizer.param_groups] in ([5], [2, 3]), "the groups are whole again"
 
 
@@ -198,11 +184,11 @@ def test_with_a_scaler_gradients_are_unscaled_once(fused: bool) -> None:
                 with once:
                     guarded_step(optimizer, plain)
 
-            optimizer.step = step  # type: ignore[method-assign]
+            optimizer.step = step
         scaler.step(optimizer)
         results.append([w.detach() for w in made])
     for result in results[1:]:
-        assert_same(result, results[0])
+        assert same(result, results[0])
 
 
 def test_sparse_gradients() -> None:
@@ -220,7 +206,7 @@ def test_sparse_gradients() -> None:
 
     expected = trained(lambda o: o.step())
     for place in range(1, 60, 5):
-        assert_same(trained(guarded, place), expected)
+        assert same(trained(guarded, place), expected)
 
 
 def test_hooks_are_called_once_for_a_step() -> None:
@@ -243,16 +229,6 @@ def test_hooks_are_called_once_for_a_step() -> None:
     assert calls.count("anyone's") == 1
 
 
-def test_a_scheduler_that_wraps_the_step_is_content() -> None:
-    made = weights()
-    optimizer = torch.optim.SGD(made, 0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    with_gradients(made, 0)
-    guarded(optimizer)
-    scheduler.step()  # warns, which is an error here, if the optimizer has not made its step
-    assert scheduler.get_last_lr() == [0.05]
-
-
 def test_an_optimizer_that_never_fits_leaves_the_part_that_failed_as_it_was() -> None:
     made = weights()
     optimizer = torch.optim.Adam(made, 0.1)
@@ -264,23 +240,9 @@ def test_an_optimizer_that_never_fits_leaves_the_part_that_failed_as_it_was() ->
             made[0].add_(1)
         raise torch.OutOfMemoryError("full")
 
-    with pytest.raises(DoesNotFit, match="some of them may be updated"):
+    with pytest.raises(DoesNotFit, match=r"some of them may be updated[\s\S]*fix: go on from a checkpoint"):
         guarded_step(optimizer, never)
-    assert_same([w.detach() for w in made], before)
-
-
-def test_an_error_of_another_kind_is_raised_at_once() -> None:
-    made = weights()
-    with_gradients(made, 0)
-    calls: list[int] = []
-
-    def refuses() -> None:
-        calls.append(1)
-        raise ValueError("mine")
-
-    with pytest.raises(ValueError, match="mine"):
-        guarded_step(torch.optim.Adam(made, 0.1), refuses)
-    assert len(calls) == 1
+    assert same([w.detach() for w in made], before)
 
 
 class Foreign(torch.optim.SGD):

@@ -41,27 +41,6 @@ def test_the_same_work_on_other_data_is_fine() -> None:
     assert objection_to(lambda number: net(batches[number]) + 1) is None
 
 
-def test_the_same_work_with_other_weights_is_fine() -> None:
-    net = model()
-    seen = [Inspection(), Inspection()]
-    for inspection in seen:
-        with inspected(CPU, inspection):
-            output = net(X)
-        output.sum().backward()
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.sub_(parameter.grad)
-    assert seen[0].work
-    assert objection(*seen) is None
-
-
-def test_random_numbers_of_a_device_are_fine_and_those_of_the_host_are_not() -> None:
-    """On a GPU dropout draws there; on a CPU, here, it draws on the host."""
-    dropout = nn.Dropout(0.5)
-    assert "random numbers on the host" in str(objection_to(lambda number: dropout(X)))
-    assert objection_to(lambda number: dropout.eval()(X)) is None
-
-
 def test_a_number_that_changes_is_named_with_its_line() -> None:
     net = model()
 
@@ -69,7 +48,6 @@ def test_a_number_that_changes_is_named_with_its_line() -> None:
         return net(X) * (1 + number / 1000)  # another one each time
 
     why = objection_to(forward)
-    assert why is not None
     assert "other work in each step" in why
     line = forward.__code__.co_firstlineno + 1
     assert f"test_inspection.py:{line}: return net(X) * (1 + number / 1000)  # another one each time" in why
@@ -92,20 +70,11 @@ CHANGES: dict[str, Callable[[int], object]] = {
 
 @pytest.mark.parametrize("forward", CHANGES.values(), ids=CHANGES)
 def test_whatever_a_capture_would_freeze_is_found(forward: Callable[[int], object]) -> None:
-    why = objection_to(forward)
-    assert why is not None
-    assert "other work in each step" in why
-    assert f"test_inspection.py:{forward.__code__.co_firstlineno}:" in why
+    for passes in ((1, 2), (2, 1)):
+        why = objection_to(forward, passes)
+        assert "other work in each step" in why
+        assert f"test_inspection.py:{forward.__code__.co_firstlineno}:" in why
     assert objection_to(forward, (2, 2)) is None
-
-
-def test_work_that_only_one_of_them_does() -> None:
-    def forward(number: int) -> None:
-        for _ in range(number):
-            X.sin()
-
-    assert "other work in each step" in str(objection_to(forward, (1, 2)))
-    assert "other work in each step" in str(objection_to(forward, (2, 1)))
 
 
 DRAWS: dict[str, Callable[[], object]] = {
@@ -182,16 +151,6 @@ def test_an_error_inside_is_not_swallowed() -> None:
         pass
     X.sin()
     assert seen.work == [], "nothing is watched after the block"
-
-
-def test_the_result_of_what_is_watched_is_that_of_what_is_not() -> None:
-    net = model()
-    expected = net(X)
-    with inspected(CPU, Inspection()):
-        watched = net(X)
-    assert torch.equal(watched, expected)
-    watched.sum().backward()
-    assert net[0].weight.grad is not None
 
 
 def test_a_number_that_is_none_is_the_same_number() -> None:
@@ -280,7 +239,7 @@ class Record:
     x: Tensor
 
 
-class Encoding(dict):  # type: ignore[type-arg]
+class Encoding(dict):
     """A batch that moves itself, as those of tokenizers do."""
 
     def to(self, device: object) -> "Encoding":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hotloop
-from hotloop.step import shapes
+from hotloop.step import captured
 from hotloop.step.inspection import Inspection, departure
 
 EPOCHS = 8
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("soon")
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes are captured when they come for the third time."""
-    monkeypatch.setattr(shapes, "FROM", 3)
+    monkeypatch.setattr(captured, "SHAPE_FROM", 3)
 
 
 class Reader(nn.Module):
@@ -49,7 +49,6 @@ def losses(plan: hotloop.Plan | str, lengths: list[int], epochs: int = EPOCHS) -
 
 def graphs(loop: hotloop.Loop) -> int:
     captured = loop._core.step.captured
-    assert captured is not None
     return len(captured._others._graphs) + len(captured._graphs)
 
 
@@ -65,7 +64,7 @@ def test_texts_of_many_lengths_are_captured_and_the_training_is_the_same() -> No
 
 @pytest.mark.gpu
 def test_there_are_only_so_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "MOST_SHAPES", 3)
+    monkeypatch.setattr(captured, "MOST_SHAPES", 3)
     lengths = list(range(3, 15))
     plain, _ = losses("plain", lengths)
     graphed, loop = losses(hotloop.Plan("cuda", graph=1), lengths)
@@ -94,13 +93,8 @@ def test_memory_does_not_grow_with_the_number_of_shapes() -> None:
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         model = Reader(2048)
-        loop = hotloop.Loop(
-            model,
-            torch.optim.SGD(model.parameters(), 1e-3),
-            nn.MSELoss(),
-            device="cuda",
-            plan=hotloop.Plan("cuda", graph=1),
-        )
+        optimizer, plan = torch.optim.SGD(model.parameters(), 1e-3), hotloop.Plan("cuda", graph=1)
+        loop = hotloop.Loop(model, optimizer, nn.MSELoss(), device="cuda", plan=plan)
         for _ in range(EPOCHS):
             for batch in loop.batches(texts(lengths)):
                 loop.step(batch)

@@ -1,7 +1,5 @@
 """`survive_oom` in a loop of one's own: the gradient of the whole batch, added to what is there."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hotloop.errors import BadArgument, DoesNotFit
+from hotloop.errors import DoesNotFit
+from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.step.survive import survive_oom
+
+from ..thorough import tries
+from ..training.test_memory import Wide, big, capped
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 
@@ -47,7 +49,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [p.grad.clone() for p in model.parameters()]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=tries(15, 40))
 @given(st.lists(st.integers(1, 17), min_size=1, max_size=4), st.integers(1, 9), st.sampled_from(["mean", "sum"]))
 def test_the_gradient_of_whole_batches_is_added_up(sizes: list[int], most: int, reduction: str) -> None:
     criterion = nn.CrossEntropyLoss(reduction=reduction)
@@ -81,20 +83,6 @@ def test_without_a_failure_it_is_backward_to_the_bit() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_the_weight_that_an_objective_returns() -> None:
-    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return F.cross_entropy(model(batch[0]), batch[1], ignore_index=0), (batch[1] > 0).sum()
-
-    x, y = batch_of(12)
-    y[4:9] = 0
-    plain, picky = Picky(), Picky(2)
-    loss, _ = objective(plain, (x, y))
-    loss.backward()
-    ours = survive_oom(picky, objective=objective)((x, y))
-    torch.testing.assert_close(ours, loss.detach())
-    torch.testing.assert_close(gradients(picky), gradients(plain), rtol=1e-4, atol=1e-6)
-
-
 def test_gradients_are_as_they_were_when_it_fails_for_good() -> None:
     model = Picky()
     backward = survive_oom(model, nn.CrossEntropyLoss())
@@ -109,88 +97,30 @@ def test_gradients_are_as_they_were_when_it_fails_for_good() -> None:
     assert all(map(torch.equal, gradients(model), before))
 
 
-def test_sparse_gradients_and_weights_that_a_batch_does_not_reach() -> None:
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.table = nn.Embedding(5, 2, sparse=True)
-            self.unused = nn.Parameter(torch.ones(1))
+def test_a_copy_of_the_batch_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, gave_way = OutOfMemory([], torch.device("cpu")), []
+    memory.give_way = lambda: gave_way.append(True)
+    take = memory.snapshot.take
 
-    def objective(model: Any, batch: Tensor) -> Tensor:
-        if len(batch) > 2:
-            raise torch.OutOfMemoryError("full")
-        return model.table(batch).square().mean()
+    def no_room(batch: object = None) -> None:
+        if batch is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        take()
 
-    model = Table()
-    backward = survive_oom(model, objective=objective)
-    model.unused.grad = torch.full((1,), 7.0)
-    for _ in range(2):
-        backward(torch.tensor([0, 1, 1, 4]))
-    assert model.unused.grad.tolist() == [7.0]
-    plain = Table()
-    for _ in range(2):
-        plain.table(torch.tensor([0, 1, 1, 4])).square().mean().backward()
-    torch.testing.assert_close(model.table.weight.grad.to_dense(), plain.table.weight.grad.to_dense())
-
-
-def test_labels_may_be_taken_out_of_the_batch() -> None:
-    def objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        labels = batch.pop("labels")
-        return F.cross_entropy(model(batch["x"]), labels)
-
-    x, y = batch_of(8)
-    backward = survive_oom(Picky(3), objective=objective)
-    backward({"x": x, "labels": y})
-    assert backward.micro_batch == 2
-
-
-def test_a_criterion_that_learns_has_gradients_too() -> None:
-    class Weighted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, output: Tensor, target: Tensor) -> Tensor:
-            return F.cross_entropy(output * self.scale, target)
-
-    results = []
-    for most in (100, 3):
-        criterion = Weighted()
-        survive_oom(Picky(most), criterion)(batch_of(9))
-        results.append(criterion.scale.grad)
-    torch.testing.assert_close(*results)
-
-
-def test_both_a_loss_and_an_objective() -> None:
-    with pytest.raises(BadArgument, match="both"):
-        survive_oom(Picky(), nn.CrossEntropyLoss(), objective=lambda model, batch: batch)
+    monkeypatch.setattr(memory.snapshot, "take", no_room)
+    assert OomRetry(lambda batch, size: batch, memory, int)(5) == 5
+    assert gave_way
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_that_is_too_small() -> None:
-    class Wide(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.linear = nn.Linear(64, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x[:, None, :].repeat(1, 2**14, 1).tanh().sigmoid().mean(1))
-
-    x = torch.randn(64, 64, device="cuda")
-    batch = (x, x[:, :3].argmax(1))
+    x, y = (tensor.cuda() for tensor in big(64).tensors)
     plain, ours = Wide().cuda(), Wide().cuda()
-    expected = F.cross_entropy(plain(x), batch[1])
+    expected = F.cross_entropy(plain(x), y)
     expected.backward()
     backward = survive_oom(ours, nn.CrossEntropyLoss())
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 400 * 2**20) / total)
-    try:
-        loss = backward(batch)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    with capped(400):
+        loss = backward((x, y))
     assert backward.failures > 0
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ours.linear.weight.grad, plain.linear.weight.grad, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(ours.head.weight.grad, plain.head.weight.grad, rtol=1e-3, atol=1e-5)

@@ -1,16 +1,18 @@
-"""A workstation that does not exist, its last hour, and a server for it; also what makes the picture of the docs.
+"""A workstation that does not exist, its last hour, and a server for it; also what makes the pictures of the docs.
 
-`python -m tests.top.pretend docs/pictures/top-web.png` takes the picture again.
+`python -m tests.top.pretend docs/pictures/top-web.png docs/pictures/top.svg` makes them again.
 """
 
 import asyncio
 import copy
 import http.client
+import io
 import math
-import random
+import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,114 +21,66 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from aiohttp.test_utils import TestServer
+from hypothesis import strategies as st
+from rich.console import Console
+
+from hotloop.apps.top.access import Gate
 from hotloop.apps.top.advice import Advice, Advisor
+from hotloop.apps.top.example import machine, reading_at
 from hotloop.apps.top.feed import Feed
-from hotloop.apps.top.web import serving
+from hotloop.apps.top.server import application, quiet_log
+from hotloop.apps.top.view import screen
+from hotloop.apps.top.web import address_of
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 
-GIB = 2**30
 BEGUN = 1_773_496_800.0  # 14 March 2026
 ENDED = 2300  # the second in which the run on GPU 1 is over
+HELD = Advice(
+    rule="idle-memory",
+    gpu=0,
+    words="4.1 GiB of GPU 0 is held by python3 (PID 20417 of guest, idle for 12 min)",
+    fix="if nobody needs it, end it (`kill 20417`); of a notebook, shut the kernel down",
+)
+NASTY = "\x1b[2J\x1b]0;owned\x07\r\n[red]not red[/red] [/] \u202eevil\u2066 \u2028 \x9b31m 漢字 e\u0301\u200d\ud800"
+ODD = st.one_of(st.none(), st.text(), st.sampled_from([NASTY, "", " ", "x" * 5000, "漢" * 400, "[bold", "\\", "👩‍🚀"]))
+NAME = ODD.map(lambda text: text or "")
+REAL, WHOLE = st.none() | st.floats(-1e12, 1e12), st.none() | st.integers(-5, 2**64)
+REASONS = st.sampled_from(["heat", "power cap", "power brake"]) | NAME
+KINDS = st.sampled_from(["compute", "graphics", "both"]) | NAME
+PROCESSES = st.builds(Process, st.integers(-1, 2**31), WHOLE, KINDS, ODD, ODD, ODD, st.booleans(), REAL, REAL)
+PERCENT = REAL | st.floats(0, 100)
+GPUS = st.builds(
+    Gpu,
+    index=st.integers(0, 99),
+    name=NAME,
+    utilisation=PERCENT,
+    memory_used=WHOLE,
+    memory_total=WHOLE,
+    temperature=REAL,
+    power=REAL,
+    power_limit=REAL,
+    clock=REAL,
+    clock_most=REAL,
+    throttled=st.none() | st.lists(REASONS, max_size=3).map(tuple),
+    ecc_uncorrected=st.none() | st.integers(0, 3),
+    processes=st.none() | st.lists(PROCESSES, max_size=5).map(tuple),
+    error=st.none() | st.none() | ODD,
+)
+HOSTS = st.builds(Host, ODD, PERCENT, st.none() | st.integers(0, 512), WHOLE, WHOLE, WHOLE, REAL, REAL, REAL, REAL)
+READINGS = st.builds(
+    Reading, st.floats(-1e9, 1e10), HOSTS, st.lists(GPUS, max_size=4).map(tuple), ODD, st.lists(NAME, max_size=3)
+)
 CHROMIUM = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
-TRAIN = Process(
-    pid=20416,
-    memory=int(19.1 * GIB),
-    kind="compute",
-    name="python",
-    command="python train.py --data /data/sprites --epochs 90 --batch-size 512",
-    user="user",
-    ours=True,
-    cpu=118.0,
-    started=BEGUN - 8_040,
-)
-FINETUNE = replace(TRAIN, pid=20977, memory=int(10.9 * GIB), command="python finetune.py", user="guest", ours=False)
-NOTEBOOK = Process(
-    pid=18790,
-    memory=int(4.1 * GIB),
-    kind="compute",
-    name="python3",
-    command="python3 -m ipykernel_launcher -f /run/user/1001/jupyter/kernel-4b1c.json",
-    user="guest",
-    cpu=0.0,
-    started=BEGUN - 92_700,
-)
-DESKTOP = Process(
-    pid=1204,
-    memory=210 * 2**20,
-    kind="graphics",
-    name="Xorg",
-    command="/usr/lib/xorg/Xorg :0",
-    user="root",
-    cpu=1.2,
-    started=BEGUN - 1_040_000,
-)
 
-
+@cache
 def workstation(second: int) -> Reading:
-    """Each second is the same whenever asked for: GPU 0 trains and validates; on GPU 1 a run ends, memory stays."""
-    noise = random.Random(second)  # noqa: S311  # of a picture
-    epoch = (second + 40) % 430
-    training = 94 + noise.gauss(0, 1.6) if epoch > 32 else 30 + noise.gauss(0, 7)
-    other = 72 + 7 * math.sin(second / 150) + noise.gauss(0, 2) if second < ENDED else 0.0
-    now = BEGUN + second
-    return Reading(
-        time=now,
-        host=Host(
-            name="kestrel",
-            cpu=22 + 30 * (epoch <= 32) + 8 * (second < ENDED) + noise.gauss(0, 1.8),
-            cores=24,
-            memory_used=int((46.5 + epoch / 210 + 5.5 * (second < ENDED)) * GIB),
-            memory_total=int(125.6 * GIB),
-            swap_used=0,
-            disk_read=max(0.0, 180e6 + noise.gauss(0, 30e6)),
-            disk_written=2.6e6,
-            net_received=410e3,
-            net_sent=96e3,
-        ),
-        gpus=(
-            _gpu(0, training, 19.6 if epoch > 32 else 17.1, _warm(second, 0), (TRAIN, DESKTOP)),
-            _gpu(
-                1,
-                other,
-                15.2 if second < ENDED else 4.3,
-                _warm(second, ENDED),
-                (FINETUNE, NOTEBOOK) if second < ENDED else (NOTEBOOK,),
-            ),
-        ),
-        driver="580.95.05",
-    )
-
-
-def _warm(second: int, until: int) -> float:
-    """Degrees over those of an idle GPU: they come and go slowly."""
-    return 30.0 if not until or second < until else 30.0 * math.exp(-(second - until) / 180)
-
-
-def _gpu(index: int, busy: float, held: float, warmth: float, processes: tuple[Process, ...]) -> Gpu:
-    busy = max(0.0, min(100.0, busy))
-    return Gpu(
-        index=index,
-        name="NVIDIA GeForce RTX 4090",
-        uuid=f"GPU-5d5a3c1e-0000-0000-0000-00000000000{index}",
-        utilisation=round(busy),
-        memory_used=int(held * GIB),
-        memory_free=int((23.99 - held) * GIB),
-        memory_total=int(23.99 * GIB),
-        temperature=round(36 + warmth * (0.75 + busy / 400)),
-        fan=round(30 + warmth * 1.1),
-        power=round(22 + 3.7 * busy, 1),
-        power_limit=450.0,
-        energy=8.1e6,
-        clock=2_595.0 if busy > 5 else 210.0,
-        clock_most=3_105.0,
-        memory_clock=10_501.0,
-        memory_clock_most=10_501.0,
-        throttled=(),
-        sent=21e6 * (busy > 5),
-        received=640e6 * (busy > 5),
-        processes=processes,
-    )
+    """The machine of the demo, on whose second GPU a run ends; memory stays."""
+    reading = reading_at(second, BEGUN, 2, "kestrel")
+    first, other = (replace(gpu, uuid=f"GPU-5d5a3c1e-000{gpu.index}") for gpu in reading.gpus)
+    busy = 0.0 if second >= ENDED else 72 + 7 * math.sin(second / 150)
+    return replace(reading, notes=(), gpus=(first, replace(other, utilisation=busy, power=70 + 4.2 * busy)))
 
 
 class Machine:
@@ -148,10 +102,12 @@ def served(feed: Feed, *, token: str | None = None, port: int = 0) -> Iterator[s
     begun, ended = threading.Event(), threading.Event()
 
     async def run() -> None:
-        async with serving(feed, port=port, token=token) as address:
-            known.append(address)
-            begun.set()
-            await asyncio.to_thread(ended.wait)
+        server = TestServer(application(feed, Gate(token, loopback=True)), port=port)
+        await server.start_server(logger=quiet_log(), shutdown_timeout=1)
+        known.append(address_of("127.0.0.1", server.port or 0, token))
+        begun.set()
+        await asyncio.to_thread(ended.wait)
+        await server.close()
 
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
@@ -191,17 +147,23 @@ def _hour() -> tuple[list[tuple[Reading, tuple[Advice, ...]]], Advisor]:
     return [(reading, advisor.see(reading)) for reading in readings], advisor
 
 
-def picture(path: Path, *, width: int = 1240, height: int = 1000, dark: bool = False, scale: float = 1.0) -> None:
+def terminal(width: int = 100) -> str:
+    """The screen after a minute of training, as SVG."""
+    read = machine(start=time.mktime((2026, 3, 14, 15, 9, 0, 0, 0, -1)))
+    *_, reading = (read() for _ in range(61))
+    console = Console(record=True, width=width, file=io.StringIO(), color_system="truecolor", highlight=False)
+    console.print(screen(reading, (HELD,), me="user"))
+    drawn = console.export_svg(title="hotloop top", unique_id="top")
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # whoever looks at it asks no server for a font
+
+
+def picture(path: Path) -> None:
     """The page in Chromium, as PNG."""
     from playwright.sync_api import sync_playwright
 
     with served(after_an_hour()) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
-        page = browser.new_page(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-            device_scale_factor=scale,
-        )
+        page = browser.new_page(viewport={"width": 1240, "height": 1000})
         page.goto(address)
         page.wait_for_selector('[data-state="live"]')
         page.wait_for_timeout(1500)
@@ -211,3 +173,4 @@ def picture(path: Path, *, width: int = 1240, height: int = 1000, dark: bool = F
 
 if __name__ == "__main__":
     picture(Path(sys.argv[1]))
+    Path(sys.argv[2]).write_text(terminal(), encoding="utf-8")

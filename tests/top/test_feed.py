@@ -6,12 +6,11 @@ import json
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.apps.top.advice import Advisor
 from hotloop.apps.top.feed import FINEST, LONGEST_SHOWN, Feed, HardwareSample, shown
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 
@@ -27,17 +26,20 @@ def never() -> Reading:
     raise AssertionError("nobody asked for a reading")
 
 
-def test_a_listener_that_waits_is_woken_by_the_next_sample() -> None:
-    async def run() -> HardwareSample | None:
+def test_listeners_that_wait_are_woken_by_the_next_sample_and_sent_home_at_the_end() -> None:
+    async def run() -> None:
         feed = Feed(never)
-        waiting = asyncio.create_task(feed.after(0, 60))
-        await asyncio.sleep(0)
-        feed.take(quiet())
-        return await waiting
+        for woken in (True, False):
+            waiting = [asyncio.create_task(feed.after(int(not woken), 3600)) for _ in range(5)]
+            await asyncio.sleep(0)
+            if woken:
+                feed.take(quiet())
+            else:
+                feed.close()
+            samples = await asyncio.wait_for(asyncio.gather(*waiting), 60)
+            assert samples == ([HardwareSample(1, quiet())] * 5 if woken else [None] * 5)
 
-    sample = asyncio.run(run())
-    assert sample is not None
-    assert (sample.number, sample.reading) == (1, quiet())
+    asyncio.run(run())
 
 
 def test_a_listener_that_was_slow_gets_the_latest_and_what_it_missed_is_gone() -> None:
@@ -53,28 +55,9 @@ def test_a_listener_that_was_slow_gets_the_latest_and_what_it_missed_is_gone() -
         sample = await feed.after(3, 60)
         assert sample is not None
         assert sample.number == 100
+        assert await feed.after(100, 0.01) is None
 
     asyncio.run(run())
-
-
-def test_patience_ends_without_a_sample() -> None:
-    async def run() -> None:
-        feed = Feed(never)
-        feed.take(quiet())
-        assert await feed.after(1, 0.01) is None
-
-    asyncio.run(run())
-
-
-def test_closing_sends_everybody_home() -> None:
-    async def run() -> list[HardwareSample | None]:
-        feed = Feed(never)
-        waiting = [asyncio.create_task(feed.after(0, 3600)) for _ in range(5)]
-        await asyncio.sleep(0)
-        feed.close()
-        return await asyncio.wait_for(asyncio.gather(*waiting), 60)
-
-    assert asyncio.run(run()) == [None] * 5
 
 
 def running(read: Callable[[], Reading], until: Callable[[HardwareSample], bool]) -> list[HardwareSample]:
@@ -96,23 +79,13 @@ def running(read: Callable[[], Reading], until: Callable[[HardwareSample], bool]
     return asyncio.run(run())
 
 
-def test_readings_come_from_one_other_thread() -> None:
-    threads = set()
-
-    def read() -> Reading:
-        threads.add(threading.current_thread())
-        return quiet()
-
-    running(read, lambda sample: sample.number >= 5)
-    assert len(threads) == 1
-    assert threading.main_thread() not in threads
-
-
 def test_a_failed_reading_is_told_and_the_last_one_stays() -> None:
     attempts = iter(range(10**6))
     gate = threading.Event()
+    threads: set[threading.Thread] = set()
 
     def read() -> Reading:
+        threads.add(threading.current_thread())
         number = next(attempts)
         if number == 0:
             return quiet(7.0)
@@ -131,14 +104,11 @@ def test_a_failed_reading_is_told_and_the_last_one_stays() -> None:
     last = running(read, recovered)[-1]
     assert last.trouble is None
     assert gate.is_set()
-
-
-def test_advice_comes_along() -> None:
-    def read() -> Reading:
-        return Reading(0.0, Host(), (Gpu(0, "H200", ecc_uncorrected=2),))
-
-    [*_, sample] = running(read, lambda sample: bool(sample.advice))
-    assert sample.advice == Advisor().see(read())
+    strange = HardwareSample(1, Reading(0.0, Host(cpu=float("nan")), (Gpu(0, "H200", power=-float("inf")),)))
+    data = json.loads(strange.encoded)["reading"]
+    assert (data["host"]["cpu"], data["gpus"][0]["power"]) == (None, None), "numbers that are none"
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads, "readings come from one other thread"
 
 
 def test_a_reading_that_hangs_does_not_keep_the_feed_from_closing() -> None:
@@ -180,17 +150,12 @@ def test_the_hour_has_a_list_for_each_plot_of_each_gpu() -> None:
     names = {"host.cpu", "host.memory_used"}
     names |= {f"gpu{i}.{name}" for i in (0, 1) for name in ("utilisation", "memory_used", "power", "temperature")}
     assert set(hour["values"]) == names
-    assert hour["values"]["gpu0.power"] == [workstation(second).gpus[0].power for second in range(0, 20, 2)]
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_are_none_are_unknown(number: float) -> None:
-    feed = Feed(never)
-    feed.take(Reading(0.0, Host(cpu=number), (Gpu(0, "H200", power=number),)))
-    assert feed.latest is not None
-    reading = json.loads(feed.latest.encoded)["reading"]
-    assert (reading["host"]["cpu"], reading["gpus"][0]["power"]) == (None, None)
-    assert feed.hour()["values"]["gpu0.power"] == [None]
+    assert hour["values"]["gpu0.power"] == [
+        round(workstation(second).gpus[0].power or 0, 1) for second in range(0, 20, 2)
+    ]
+    feed.take(replace(workstation(3), gpus=workstation(3).gpus[1:]))
+    assert feed.hour()["times"] == [workstation(3).time], "a clock that is set back begins anew"
+    assert set(feed.hour()["values"]) == {name for name in names if not name.startswith("gpu0")}
 
 
 @given(st.text(st.characters(), max_size=2 * LONGEST_SHOWN))

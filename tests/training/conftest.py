@@ -1,6 +1,8 @@
-"""What tests of loops share: a memory that ends."""
+"""What tests of loops share: a memory that ends, and steps at which something happens."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hotloop import Loop
 from hotloop.memory.storages import Following
 
 
@@ -28,6 +31,49 @@ class Memory(TorchDispatchMode):
         if self._following.live > self._capacity:
             raise torch.OutOfMemoryError(f"more than {self._capacity} bytes")
         return result
+
+
+class Kept:
+    """A log in memory."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, dict[str, float | None]]] = []
+        self.closed = False
+
+    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
+        self.entries.append((step, dict(numbers)))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def of(self, name: str) -> list[float | None]:
+        return [numbers[name] for _, numbers in self.entries if name in numbers]
+
+
+def at_step(loop: Loop, number: int, act: Callable[[], object], *, after: bool = False) -> None:
+    """Do something just before, or after, the step with this number, counted from now."""
+    plain, calls = loop.step, count(1)
+
+    def step(batch: Any) -> Tensor:
+        is_now = next(calls) == number
+        if is_now and not after:
+            act()
+        loss = plain(batch)
+        if is_now and after:
+            act()
+        return loss
+
+    loop.step = step
+
+
+def signalled(signum: int, times: int = 1) -> Callable[[], None]:
+    """What sends this process a signal."""
+
+    def send() -> None:
+        for _ in range(times):
+            signal.raise_signal(signum)
+
+    return send
 
 
 @pytest.fixture(autouse=True)

@@ -263,11 +263,6 @@ def dice(model: nn.Module, batch: Any) -> Tensor:
     return 1 - (2 * (p * t).sum() + 1) / (p.sum() + t.sum() + 1)
 
 
-def dice_bare(model: nn.Module, batch: Any) -> Tensor:
-    p, t = model(batch[0]).sigmoid(), batch[1]
-    return 1 - 2 * (p * t).sum() / (p.sum() + t.sum())
-
-
 def root(model: nn.Module, batch: Any) -> Tensor:
     return F.mse_loss(model(batch[0]), batch[1]).sqrt()
 
@@ -452,11 +447,6 @@ def cox(model: nn.Module, batch: Any) -> Tensor:
     return (risk.logcumsumexp(0) - risk).mean()
 
 
-def ranked(model: nn.Module, batch: Any) -> Tensor:
-    score = model(batch[0])[:, 0]
-    return F.softplus(-(score[:, None] - score) * (batch[2][:, None] - batch[2]).sign()).mean()
-
-
 def similar(model: nn.Module, batch: Any) -> Tensor:
     """Supervised contrastive."""
     rows = F.normalize(model(batch[0]), dim=1)
@@ -474,6 +464,92 @@ def discrepancy(model: nn.Module, batch: Any) -> Tensor:
 
 
 WEIGHTS = torch.tensor([0.2, 3.0, 1.0, 0.5, 2.0])
+OF_CHOSEN: dict[str, Objective] = {
+    "mask, `clamp(min=1)`": lambda m, b: (each(m, b) * b[2]).sum() / b[2].sum().clamp(min=1),
+    "mask, `+ 1e-8`": lambda m, b: (each(m, b) * b[2]).sum() / (b[2].sum() + 1e-8),
+    "mask, `max(count.item(), 1)`": read,
+    "mask, `torch.maximum(count, one)`": lambda m, b: (
+        (each(m, b) * b[2]).sum() / torch.maximum(b[2].sum(), torch.tensor(1))
+    ),
+    "mask, `nonzero`": lambda m, b: each(m, b)[b[2].nonzero().flatten()].mean(),
+    "mask, an early return": early,
+    "mask, an autograd `Function`": lambda m, b: MaskedMean.apply(each(m, b), b[2]),
+    "`(loss, int)`": lambda m, b: ((each(m, b) * b[2]).sum() / max(int(b[2].sum()), 1), int(b[2].sum())),
+    "`torch.where`": lambda m, b: torch.where(b[2], each(m, b), 0.0).sum() / b[2].sum().clamp_min(1),
+    "`nansum` over what is there": lambda m, b: (
+        torch.where(b[2], each(m, b), torch.nan).nansum() / b[2].sum().clamp(min=1)
+    ),
+    "focal, over its targets": lambda m, b: (
+        ((1 - (-each(m, b)).exp()) ** 2 * each(m, b) * b[2]).sum() / b[2].sum().clamp(min=1)
+    ),
+}
+OF_VALUES: dict[str, Objective] = {
+    "named losses": several,
+    "`mean(0).sum()`": lambda m, b: errors(m, b).mean(0).sum(),
+    "`(x.sum(0) / len(x)).mean()`": lambda m, b: (errors(m, b).sum(0) / len(b[0])).mean(),
+    "`sum(1).mean()`": lambda m, b: errors(m, b).sum(1).mean(),
+    "`sum() / shape[0]`": lambda m, b: errors(m, b).sum() / b[0].shape[0],
+    "`0.5 * mean()`": lambda m, b: 0.5 * errors(m, b).mean(),
+    "Gaussian": lambda m, b: F.gaussian_nll_loss(m(b[0]), b[1], torch.full_like(b[1], 0.5)),
+    "quantiles": lambda m, b: torch.maximum(0.9 * (b[1] - m(b[0])), -0.1 * (b[1] - m(b[0]))).mean(),
+    "norm of each item": lambda m, b: (m(b[0]) - b[1]).norm(dim=1).mean(),
+    "mixture density": mixture,
+}
+OF_CLASSES: dict[str, Objective] = {
+    "focal": focal,
+    "`sum(list) / len(list)`": lambda m, b: sum(one_by_one(m, b)) / len(b[0]),
+    "`torch.stack(list).mean()`": lambda m, b: torch.stack(one_by_one(m, b)).mean(),
+    "NLL by `gather`": lambda m, b: -log_probabilities(m, b).gather(1, b[1][:, None]).mean(),
+    "label smoothing by hand": smoothed,
+    "negatives of its own": own_negatives,
+    "L1 of the activations": lambda m, b: F.cross_entropy(m(b[0]), b[1]) + 0.1 * m(b[0]).abs().mean(),
+    "two heads": lambda m, b: F.cross_entropy(m(b[0])[:, :3], b[1] % 3) + F.mse_loss(m(b[0])[:, 3], b[0][:, 0]),
+    "a loss over its own value": lambda m, b: each(m, b).mean() / each(m, b).mean().detach(),
+}
+OF_WEIGHTED: dict[str, Objective] = {
+    "mask, `mean() / mask.mean()`": lambda m, b: (each(m, b) * b[2]).mean() / b[2].mean(),
+    "mask, `torch.dot`": lambda m, b: torch.dot(each(m, b), b[2]) / b[2].sum(),
+    "mask, `einsum`": lambda m, b: torch.einsum("n,n->", each(m, b), b[2]) / b[2].sum(),
+    "weights over their mean": lambda m, b: (b[2] / b[2].mean() * each(m, b)).mean(),
+    "weights times the loss, `mean()`": lambda m, b: (b[2] * each(m, b)).mean(),
+    "margin ranking": lambda m, b: F.margin_ranking_loss(m(b[0])[:, 0], m(b[0])[:, 1], (b[2] - 1).sign(), margin=0.1),
+    "distillation": distilled,
+    "PPO": policy,
+    "REINFORCE": lambda m, b: -(log_probabilities(m, b).gather(1, b[1][:, None])[:, 0] * b[2]).sum() / len(b[0]),
+}
+COUPLING: dict[str, Objective] = {
+    "class weights of the batch": balanced,
+    "mean over classes": class_means,
+    "flooding": lambda m, b: (each(m, b).mean() - 1.6).abs() + 1.6,
+    "the hardest half": hardest,
+    "one value, another gradient": same_value,
+    "exponential of a mean": lambda m, b: each(m, b).mean().exp(),
+    "Barlow twins": barlow,
+    "batch-hard triplets": batch_hard,
+    "supervised contrastive": similar,
+}
+OF_TOKENS: dict[str, Objective] = {
+    "masked mean by hand": masked_mean,
+    "mean over ragged lengths": ragged_mean,
+    "mean over what a mask picks": chosen_mean,
+    "`(loss, count)`": counted,
+    "one mean per sequence": sequence_means,
+    "one mean per sequence, vectorised": lambda m, b: ((tokens(m, b) * b["mask"]).sum(1) / b["mask"].sum(1)).mean(),
+    "tokens, `+ 1e-6`, times 0.5": lambda m, b: 0.5 * (tokens(m, b) * b["mask"]).sum() / (b["mask"].sum() + 1e-6),
+    "log-probability of a sequence": lambda m, b: (tokens(m, b) * b["mask"]).sum(1).mean(),
+}
+OF_VAES: dict[str, Objective] = {
+    "VAE": evidence,
+    "VAE, `kl.mean(0).sum()`": lambda m, b: latents(m, b)[0].mean() + latents(m, b)[1].mean(0).sum(),
+    "VAE, `sum(1).mean()`": lambda m, b: (latents(m, b)[0].sum(1) + latents(m, b)[1].sum(1)).mean(),
+    "VAE, `mse + kl.sum() / N`": lambda m, b: latents(m, b)[0].mean() + latents(m, b)[1].sum() / len(b[0]),
+}
+
+
+def of(losses: dict[str, Objective], *given: Any, couples: bool = False) -> list[Case]:
+    return [Case(name, *given, objective=objective, couples=couples) for name, objective in losses.items()]
+
+
 CASES = (
     Case("cross entropy", classified(), loss=nn.CrossEntropyLoss()),
     Case("cross entropy, `ignore_index`", classified(ignored=-100), loss=nn.CrossEntropyLoss()),
@@ -497,8 +573,6 @@ CASES = (
     Case("BCE with logits, `pos_weight`", switches, loss=nn.BCEWithLogitsLoss(pos_weight=WEIGHTS)),
     Case("MSE", regressed(), loss=nn.MSELoss()),
     Case("L1", regressed(), loss=nn.L1Loss()),
-    Case("smooth L1", regressed(), loss=nn.SmoothL1Loss()),
-    Case("Huber", regressed(), loss=nn.HuberLoss(delta=0.5)),
     Case("KL divergence, `batchmean`", chances, Logs, nn.KLDivLoss(reduction="batchmean")),
     Case("CTC", speech, objective=transcribed),
     Case("triplet margin", lambda: tuple(numbers(ITEMS, 6, seed=s) for s in (1, 2, 3)), objective=triplets),
@@ -515,17 +589,10 @@ CASES = (
         sums=True,
     ),
     Case("a sum over a constant", regressed(), objective=constant_scale, sums=True),
-    Case("masked mean by hand", sequences, Tokens, objective=masked_mean),
-    Case("mean over ragged lengths", sequences, Tokens, objective=ragged_mean),
-    Case("mean over what a mask picks", sequences, Tokens, objective=chosen_mean),
     Case("weights that add up to 1", lambda: (*classified()(), numbers(ITEMS, seed=7).exp()), objective=weighted_mean),
     Case("Hugging Face, causal, padded, -100", padded, causal),
     Case("Hugging Face, masked, -100", padded, masked),
-    Case("`(loss, count)`", sequences, Tokens, objective=counted),
     Case("cross entropy + L2 of the weights", classified(ignored=0), objective=penalised, told_of=("evaluate",)),
-    Case("named losses", regressed(), objective=several),
-    Case("VAE", lambda: (numbers(ITEMS, 6), numbers(ITEMS, 4, seed=8)), Vae, objective=evidence),
-    Case("focal", classified(), objective=focal),
     Case(
         "contrastive (InfoNCE)",
         lambda: (numbers(ITEMS, 6), numbers(ITEMS, 6, seed=2)),
@@ -534,110 +601,23 @@ CASES = (
     ),
     Case("VICReg", lambda: (numbers(ITEMS, 6), numbers(ITEMS, 6, seed=2)), objective=vicreg, couples=True),
     Case("Dice over the batch", switches, objective=dice, couples=True),
-    Case("Dice without a guard", switches, objective=dice_bare, couples=True),
     Case("root of a mean (RMSE)", regressed(), objective=root, couples=True),
     Case("BatchNorm, cross entropy", classified(), normalised, nn.CrossEntropyLoss(), norm=True),
-    Case("`mean(0).sum()`", regressed(), objective=lambda m, b: errors(m, b).mean(0).sum()),
-    Case("`torch.mean(x, dim=0).sum()`", regressed(), objective=lambda m, b: torch.mean(errors(m, b), dim=0).sum()),
     Case(
         "`mean((0, 2, 3)).sum()`",
         lambda: (numbers(ITEMS, 2, 4, 4),),
         Pixels,
         objective=lambda m, b: m(b[0]).square().mean((0, 2, 3)).sum(),
     ),
-    Case("`(x.sum(0) / len(x)).mean()`", regressed(), objective=lambda m, b: (errors(m, b).sum(0) / len(b[0])).mean()),
-    Case("`sum(1).mean()`", regressed(), objective=lambda m, b: errors(m, b).sum(1).mean()),
-    Case("`mean(1).mean()`", regressed(), objective=lambda m, b: errors(m, b).mean(1).mean()),
-    Case("`mean(1).sum() / len(x)`", regressed(), objective=lambda m, b: errors(m, b).mean(1).sum() / len(b[0])),
-    Case("`sum() / numel()`", regressed(), objective=lambda m, b: errors(m, b).sum() / b[1].numel()),
-    Case("`sum() / shape[0]`", regressed(), objective=lambda m, b: errors(m, b).sum() / b[0].shape[0]),
     Case("`sum() / 1000`", regressed(), objective=lambda m, b: errors(m, b).sum() / 1000, sums=True),
     Case("`sum()`", regressed(), objective=lambda m, b: errors(m, b).sum(), sums=True),
-    Case("`0.5 * mean()`", regressed(), objective=lambda m, b: 0.5 * errors(m, b).mean()),
-    Case("`mean() / 4`", classified(), objective=lambda m, b: each(m, b).mean() / 4),
-    Case("`-mean()`", regressed(), objective=lambda m, b: -(-errors(m, b)).mean()),
-    Case(
-        "VAE, `kl.mean(0).sum()`",
-        lambda: (numbers(ITEMS, 6), numbers(ITEMS, 4, seed=8)),
-        Vae,
-        objective=lambda m, b: latents(m, b)[0].mean() + latents(m, b)[1].mean(0).sum(),
-    ),
-    Case(
-        "VAE, `sum(1).mean()`",
-        lambda: (numbers(ITEMS, 6), numbers(ITEMS, 4, seed=8)),
-        Vae,
-        objective=lambda m, b: (latents(m, b)[0].sum(1) + latents(m, b)[1].sum(1)).mean(),
-    ),
-    Case(
-        "VAE, `mse + kl.sum() / N`",
-        lambda: (numbers(ITEMS, 6), numbers(ITEMS, 4, seed=8)),
-        Vae,
-        objective=lambda m, b: latents(m, b)[0].mean() + latents(m, b)[1].sum() / len(b[0]),
-    ),
-    Case("`sum(list) / len(list)`", classified(), objective=lambda m, b: sum(one_by_one(m, b)) / len(b[0])),
-    Case("`torch.stack(list).mean()`", classified(), objective=lambda m, b: torch.stack(one_by_one(m, b)).mean()),
     Case(
         "`torch.stack(list).sum()`", classified(), objective=lambda m, b: torch.stack(one_by_one(m, b)).sum(), sums=True
-    ),
-    Case("one mean per sequence", sequences, Tokens, objective=sequence_means),
-    Case(
-        "one mean per sequence, vectorised",
-        sequences,
-        Tokens,
-        objective=lambda m, b: ((tokens(m, b) * b["mask"]).sum(1) / b["mask"].sum(1)).mean(),
-    ),
-    Case("mask, `clamp(min=1)`", chosen, objective=lambda m, b: (each(m, b) * b[2]).sum() / b[2].sum().clamp(min=1)),
-    Case(
-        "mask, `clamp_(min=1)`",
-        chosen,
-        objective=lambda m, b: (each(m, b) * b[2]).sum() / b[2].float().sum().clamp_(min=1),
-    ),
-    Case("mask, `+ 1e-8`", chosen, objective=lambda m, b: (each(m, b) * b[2]).sum() / (b[2].sum() + 1e-8)),
-    Case("mask, `max(count.item(), 1)`", chosen, objective=read),
-    Case(
-        "mask, `torch.maximum(count, one)`",
-        chosen,
-        objective=lambda m, b: (each(m, b) * b[2]).sum() / torch.maximum(b[2].sum(), torch.tensor(1)),
-    ),
-    Case("mask, `mean() / mask.mean()`", weighted, objective=lambda m, b: (each(m, b) * b[2]).mean() / b[2].mean()),
-    Case("mask, `masked_select`", chosen, objective=lambda m, b: each(m, b).masked_select(b[2]).mean()),
-    Case("mask, `nonzero`", chosen, objective=lambda m, b: each(m, b)[b[2].nonzero().flatten()].mean()),
-    Case("mask, an early return", chosen, objective=early),
-    Case("mask, an autograd `Function`", chosen, objective=lambda m, b: MaskedMean.apply(each(m, b), b[2])),
-    Case("mask, `torch.dot`", weighted, objective=lambda m, b: torch.dot(each(m, b), b[2]) / b[2].sum()),
-    Case("mask, `einsum`", weighted, objective=lambda m, b: torch.einsum("n,n->", each(m, b), b[2]) / b[2].sum()),
-    Case("weights over their mean", weighted, objective=lambda m, b: (b[2] / b[2].mean() * each(m, b)).mean()),
-    Case("weights times the loss, `mean()`", weighted, objective=lambda m, b: (b[2] * each(m, b)).mean()),
-    Case(
-        "tokens, `+ 1e-6`, times 0.5",
-        sequences,
-        Tokens,
-        objective=lambda m, b: 0.5 * (tokens(m, b) * b["mask"]).sum() / (b["mask"].sum() + 1e-6),
     ),
     Case("positives of a detector", chosen, objective=detection, couples=True),
     Case("BCE, weights of elements", switches, loss=nn.BCEWithLogitsLoss(weight=torch.arange(1.0, CLASSES + 1))),
     Case("multi-label soft margin", switches, loss=nn.MultiLabelSoftMarginLoss()),
-    Case("multi margin", classified(), loss=nn.MultiMarginLoss()),
-    Case("soft margin", lambda: (numbers(ITEMS, 6), numbers(ITEMS, CLASSES, seed=4).sign()), loss=nn.SoftMarginLoss()),
-    Case(
-        "hinge embedding",
-        lambda: (numbers(ITEMS, 6), numbers(ITEMS, CLASSES, seed=4).sign()),
-        loss=nn.HingeEmbeddingLoss(),
-    ),
     Case("Poisson", lambda: (numbers(ITEMS, 6), numbers(ITEMS, CLASSES, seed=4).abs()), loss=nn.PoissonNLLLoss()),
-    Case(
-        "Gaussian", regressed(), objective=lambda m, b: F.gaussian_nll_loss(m(b[0]), b[1], torch.full_like(b[1], 0.5))
-    ),
-    Case(
-        "margin ranking",
-        weighted,
-        objective=lambda m, b: F.margin_ranking_loss(m(b[0])[:, 0], m(b[0])[:, 1], (b[2] - 1).sign(), margin=0.1),
-    ),
-    Case(
-        "triplet with a distance",
-        lambda: tuple(numbers(ITEMS, 6, seed=s) for s in (1, 2, 3)),
-        objective=lambda m, b: F.triplet_margin_with_distance_loss(*(m(x) for x in b)),
-    ),
     Case("KL divergence, `sum`", chances, Logs, nn.KLDivLoss(reduction="sum"), sums=True),
     Case(
         "CTC, `sum`",
@@ -651,122 +631,23 @@ CASES = (
         ),
         sums=True,
     ),
-    Case(
-        "NLL by `gather`", classified(), objective=lambda m, b: -log_probabilities(m, b).gather(1, b[1][:, None]).mean()
-    ),
-    Case(
-        "NLL by indices",
-        classified(),
-        objective=lambda m, b: -log_probabilities(m, b)[torch.arange(len(b[0])), b[1]].mean(),
-    ),
-    Case(
-        "NLL, one-hot",
-        classified(),
-        objective=lambda m, b: -(F.one_hot(b[1], CLASSES) * log_probabilities(m, b)).sum(1).mean(),
-    ),
-    Case("label smoothing by hand", classified(), objective=smoothed),
-    Case("distillation", weighted, objective=distilled),
-    Case("PPO", weighted, objective=policy),
-    Case(
-        "REINFORCE",
-        weighted,
-        objective=lambda m, b: -(log_probabilities(m, b).gather(1, b[1][:, None])[:, 0] * b[2]).sum() / len(b[0]),
-    ),
-    Case("log-cosh", regressed(), objective=lambda m, b: (m(b[0]) - b[1]).cosh().log().mean()),
-    Case(
-        "quantiles",
-        regressed(),
-        objective=lambda m, b: torch.maximum(0.9 * (b[1] - m(b[0])), -0.1 * (b[1] - m(b[0]))).mean(),
-    ),
-    Case("Charbonnier", regressed(), objective=lambda m, b: (errors(m, b) + 1e-6).sqrt().mean()),
-    Case("norm of each item", regressed(), objective=lambda m, b: (m(b[0]) - b[1]).norm(dim=1).mean()),
-    Case("cosine of each item", regressed(), objective=lambda m, b: 1 - F.cosine_similarity(m(b[0]), b[1]).mean()),
     Case("Dice of each item", switches, objective=item_dice),
-    Case("mixture density", regressed(), objective=mixture),
-    Case("negatives of its own", classified(), objective=own_negatives),
     Case("gradient penalty", classified(), objective=penalty_of_gradient, told_of=("evaluate",)),
-    Case(
-        "L1 of the activations",
-        classified(),
-        objective=lambda m, b: F.cross_entropy(m(b[0]), b[1]) + 0.1 * m(b[0]).abs().mean(),
-    ),
-    Case(
-        "two heads",
-        classified(),
-        objective=lambda m, b: F.cross_entropy(m(b[0])[:, :3], b[1] % 3) + F.mse_loss(m(b[0])[:, 3], b[0][:, 0]),
-    ),
     Case(
         "named, over the same targets",
         classified(ignored=-100),
         objective=lambda m, b: {"a": F.cross_entropy(m(b[0]), b[1]), "b": 0.3 * F.cross_entropy(-m(b[0]), b[1])},
     ),
-    Case(
-        "`(loss, int)`",
-        chosen,
-        objective=lambda m, b: ((each(m, b) * b[2]).sum() / max(int(b[2].sum()), 1), int(b[2].sum())),
-    ),
-    Case(
-        '`reduction="none"`, `mean()`',
-        regressed(),
-        objective=lambda m, b: F.mse_loss(m(b[0]), b[1], reduction="none").mean(),
-    ),
-    Case(
-        "`torch.where`",
-        chosen,
-        objective=lambda m, b: torch.where(b[2], each(m, b), 0.0).sum() / b[2].sum().clamp_min(1),
-    ),
-    Case(
-        "`nansum` over what is there",
-        chosen,
-        objective=lambda m, b: torch.where(b[2], each(m, b), torch.nan).nansum() / b[2].sum().clamp(min=1),
-    ),
-    Case(
-        "focal, over its targets",
-        chosen,
-        objective=lambda m, b: ((1 - (-each(m, b)).exp()) ** 2 * each(m, b) * b[2]).sum() / b[2].sum().clamp(min=1),
-    ),
-    Case(
-        "log-probability of a sequence",
-        sequences,
-        Tokens,
-        objective=lambda m, b: (tokens(m, b) * b["mask"]).sum(1).mean(),
-    ),
     Case("Hugging Face, tokens", padded, token_classes),
-    Case("class weights of the batch", classified(), objective=balanced, couples=True),
-    Case("mean over classes", classified(), objective=class_means, couples=True),
-    Case("flooding", classified(), objective=lambda m, b: (each(m, b).mean() - 1.6).abs() + 1.6, couples=True),
     Case(
         "`clamp(min=8)` of a count",
         chosen,
         objective=lambda m, b: (each(m, b) * b[2]).sum() / b[2].sum().clamp(min=8),
         couples=True,
     ),
-    Case("a clamped mean", classified(), objective=lambda m, b: each(m, b).mean().clamp(min=1.6), couples=True),
-    Case("the hardest half", classified(), objective=hardest, couples=True),
-    Case("one value, another gradient", classified(), objective=same_value, couples=True),
     Case("means over two masks", chosen, objective=two_masks, couples=True),
-    Case(
-        "a loss over its own value",
-        classified(),
-        objective=lambda m, b: each(m, b).mean() / each(m, b).mean().detach(),
-    ),
-    Case("logarithm of a mean", regressed(), objective=lambda m, b: errors(m, b).mean().log(), couples=True),
-    Case("exponential of a mean", classified(), objective=lambda m, b: each(m, b).mean().exp(), couples=True),
-    Case("the largest of a batch", classified(), objective=lambda m, b: each(m, b).max(), couples=True),
-    Case("the median of a batch", classified(), objective=lambda m, b: each(m, b).median(), couples=True),
-    Case("spread of a batch", classified(), objective=lambda m, b: each(m, b).mean() + m(b[0]).var(), couples=True),
-    Case(
-        "softmax over the batch",
-        weighted,
-        objective=lambda m, b: F.kl_div(m(b[0])[:, 0].log_softmax(0), b[2].softmax(0), reduction="sum"),
-        couples=True,
-    ),
-    Case("Barlow twins", classified(), objective=barlow, couples=True),
-    Case("batch-hard triplets", classified(), objective=batch_hard, couples=True),
     Case("Pearson", weighted, objective=pearson, couples=True),
     Case("Cox", weighted, objective=cox, couples=True),
-    Case("pairs that are ranked", weighted, objective=ranked, couples=True),
-    Case("supervised contrastive", classified(), objective=similar, couples=True),
     Case("maximum mean discrepancy", regressed(), objective=discrepancy, couples=True),
     Case(
         "Tversky over the batch",
@@ -774,6 +655,13 @@ CASES = (
         objective=lambda m, b: 1 - (m(b[0]).sigmoid() * b[1]).sum() / (m(b[0]).sigmoid() + b[1]).sum(),
         couples=True,
     ),
+    *of(OF_CLASSES, classified()),
+    *of(OF_VALUES, regressed()),
+    *of(OF_CHOSEN, chosen),
+    *of(OF_WEIGHTED, weighted),
+    *of(OF_TOKENS, sequences, Tokens),
+    *of(OF_VAES, lambda: (numbers(ITEMS, 6), numbers(ITEMS, 4, seed=8)), Vae),
+    *of(COUPLING, classified(), couples=True),
 )
 
 

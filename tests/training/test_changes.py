@@ -5,8 +5,8 @@ import random
 import signal
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from hotloop import Loop, stream
+from hotloop import Loop
 from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.errors import BadArgument
 
-from ..thorough import THOROUGH, tries
-from .test_state import BATCH, ITEMS, Script, broken, held_out, interrupt_at, network, points, same, shuffled, unbroken
+from ..thorough import THOROUGH, some, tries
+from .conftest import at_step, signalled
+from .test_state import BATCH, ITEMS, Script, assert_resumed_alike, held_out, network, points, shuffled
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -88,28 +89,6 @@ def containers() -> Script:
     return scripted(Containers())
 
 
-class Generators(nn.Module):
-    """Draws from generators of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = network(norm=False)
-        self.generators = [torch.Generator().manual_seed(4)]
-        self.numpy = np.random.default_rng(4)
-        self.old = np.random.RandomState(4)
-        self.python = random.Random(4)  # noqa: S311
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            x = x + 0.1 * torch.rand(x.shape, generator=self.generators[0])
-            x = x + 0.1 * self.python.random() + 0.1 * float(self.numpy.random()) + 0.1 * self.old.rand()
-        return self.inner(x)
-
-
-def generators_in_a_module() -> Script:
-    return scripted(Generators())
-
-
 def generator_in_a_closure() -> Script:
     generator = torch.Generator().manual_seed(3)
 
@@ -117,22 +96,6 @@ def generator_in_a_closure() -> Script:
         return cross_entropy(model(batch[0] + 0.1 * torch.rand(batch[0].shape, generator=generator)), batch[1])
 
     return scripted(objective=objective)
-
-
-class Noise:
-    """A transform with a generator and a count."""
-
-    def __init__(self) -> None:
-        self.generator = np.random.default_rng(2)
-        self.calls = 0
-
-    def __call__(self, batch: Any) -> Any:
-        self.calls += 1
-        return batch[0] + 0.01 * self.calls + 0.1 * float(self.generator.random()), batch[1]
-
-
-def transform_with_state() -> Script:
-    return scripted(device_transform=Noise())
 
 
 class LearntNoise(nn.Module):
@@ -153,37 +116,19 @@ def transform_that_is_a_module() -> Script:
     return scripted(device_transform=LearntNoise())
 
 
-class Warming:
-    """An objective that is an object, with state in plain attributes."""
+class Telling:
+    """An objective that is an object, and tells its state."""
 
     def __init__(self) -> None:
         self.seen = 0
         self.history: list[float] = []
+        self.box = {"inner": object()}
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         self.seen += 1
         loss = cross_entropy(model(batch[0]), batch[1])
         self.history.append(loss.item())
         return loss * min(1.0, self.seen / 20) * (1 + 0.1 * self.history[0])
-
-    def method(self, model: nn.Module, batch: Any) -> Tensor:
-        return self(model, batch)
-
-
-def objective_with_state() -> Script:
-    return scripted(objective=Warming())
-
-
-def method_of_an_object_with_state() -> Script:
-    return scripted(objective=Warming().method)
-
-
-class Telling(Warming):
-    """The same in slots of its own, which it tells."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.box = {"inner": object()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen, "history": torch.tensor(self.history)}
@@ -196,169 +141,7 @@ def objective_that_tells_its_state() -> Script:
     return scripted(objective=Telling())
 
 
-class Rising(torch.optim.SGD):
-    """An optimizer that keeps something of its own."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, lr)
-        self.updates = 0
-        self.norms: list[float] = []
-
-    def step(self, closure: Any = None) -> Any:
-        self.updates += 1
-        self.norms.append(self.updates / 10)
-        for group in self.param_groups:
-            group["lr"] = 0.05 / (1 + 0.1 * self.updates + self.norms[-1])
-        return super().step(closure)
-
-
-def optimizer_with_attributes() -> Script:
-    model = network(norm=False)
-    return scripted(model, optimizer=Rising(model.parameters(), 0.05))
-
-
-class Curriculum(Sampler[int]):
-    """A sampler that counts its epochs and remembers an order, in attributes of other names."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self.order = list(range(ITEMS))
-        self.rng = random.Random(5)  # noqa: S311
-
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __iter__(self) -> Iterator[int]:
-        self.rounds += 1
-        self.rng.shuffle(self.order)
-        return iter(self.order[self.rounds :] + self.order[: self.rounds])
-
-
-def sampler_with_state() -> Script:
-    return scripted(loader=DataLoader(TensorDataset(*points()), BATCH, sampler=Curriculum()))
-
-
-class OwnLoader:
-    """A loader of the person's own that keeps an order."""
-
-    def __init__(self) -> None:
-        self.shift = 0
-
-    def __len__(self) -> int:
-        return 5
-
-    def __iter__(self) -> Iterator[Any]:
-        self.shift += 3
-        inputs, targets = points()
-        for start in range(5):
-            index = (torch.arange(BATCH) + self.shift + BATCH * start) % ITEMS
-            yield inputs[index], targets[index]
-
-
-def loader_with_state() -> Script:
-    return scripted(loader=OwnLoader())
-
-
-class Counting(Dataset[Any]):
-    """A dataset whose items depend on how many were made before."""
-
-    def __init__(self) -> None:
-        self.inputs, self.targets = points()
-        self.made = 0
-
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __getitem__(self, index: int) -> Any:
-        self.made += 1
-        return self.inputs[index] + 0.001 * self.made, self.targets[index]
-
-
-def dataset_with_state() -> Script:
-    return scripted(loader=shuffled(dataset=Counting()))
-
-
-class Collating:
-    """A collate_fn with a generator and a count."""
-
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(3)
-        self.calls = 0
-
-    def __call__(self, items: Any) -> Any:
-        self.calls += 1
-        inputs, targets = default_collate(items)
-        return inputs + 0.1 * float(self.rng.random()) + 0.001 * self.calls, targets
-
-
-def collate_with_state() -> Script:
-    return scripted(loader=shuffled(collate_fn=Collating()))
-
-
-@dataclass
-class Settings:
-    """What many models keep beside their layers."""
-
-    temperature: float = 1.0
-    phases: list[int] = field(default_factory=list)
-
-
-class Configured(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = network(norm=False)
-        self.config = Settings()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.config.temperature *= 0.99
-            self.config.phases.append(len(self.config.phases))
-        return self.inner(x) * self.config.temperature + 0.001 * len(self.config.phases)
-
-
-def settings_that_change() -> Script:
-    return scripted(Configured())
-
-
-def averaged() -> Script:
-    """A mean of the weights that is updated after each step, and pulls at them."""
-    model = network(norm=False)
-    ema = AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    optimizer.register_step_post_hook(lambda *_: ema.update_parameters(model))
-
-    def objective(model: nn.Module, batch: Any) -> Tensor:
-        with torch.no_grad():
-            taught = ema(batch[0])
-        return cross_entropy(model(batch[0]), batch[1]) + nn.functional.mse_loss(model(batch[0]), taught)
-
-    return scripted(model, optimizer=optimizer, objective=objective, stateful={"ema": ema})
-
-
-SAVED: list[Callable[[], Script]] = [
-    containers,
-    generators_in_a_module,
-    generator_in_a_closure,
-    transform_with_state,
-    transform_that_is_a_module,
-    objective_with_state,
-    method_of_an_object_with_state,
-    objective_that_tells_its_state,
-    optimizer_with_attributes,
-    sampler_with_state,
-    loader_with_state,
-    dataset_with_state,
-    collate_with_state,
-    settings_that_change,
-    averaged,
-]
-
-
-def assert_resumed_alike(build: Callable[[], Script], stops: list[int], epochs: int) -> None:
-    """A run that is stopped after so many steps of each of its lives ends as one that was not, to the bit."""
-    stopped = broken(build, stops, epochs)
-    assert stopped.lives > 1
-    same(unbroken(build, epochs), stopped)
+SAVED = [containers, generator_in_a_closure, transform_that_is_a_module, objective_that_tells_its_state]
 
 
 @pytest.mark.parametrize("build", SAVED, ids=[build.__name__ for build in SAVED])
@@ -382,22 +165,6 @@ def test_containers_are_restored_in_place(tmp_path: Path) -> None:
     assert vars(model)["hits"] == vars(first.loop.model)["hits"]
 
 
-def test_containers_that_training_does_not_change_are_settings(tmp_path: Path) -> None:
-    class Set(nn.Module):
-        def __init__(self, sizes: list[int]) -> None:
-            super().__init__()
-            self.inner, self.sizes = network(norm=False), sizes
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x)
-
-    first = scripted(Set([1, 2]))
-    first.loop.fit(first.loader, save=tmp_path, progress=False)
-    made = scripted(Set([3]))
-    made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)
-    assert made.loop.model.sizes == [3]
-
-
 # Workers that persist
 
 
@@ -417,10 +184,6 @@ class Drawing(Dataset[Any]):
         return self.inputs[index] + 0.1 * noise + 0.1 * torch.rand(6), self.targets[index]
 
 
-def persistent_training() -> Script:
-    return scripted(loader=shuffled(dataset=Drawing(), num_workers=2, persistent_workers=True))
-
-
 class Blurring:
     """A collate_fn that draws from a generator of its own, and keeps nothing else."""
 
@@ -432,8 +195,8 @@ class Blurring:
         return inputs + 0.1 * float(self.rng.random()), targets
 
 
-def persistent_collating() -> Script:
-    options = {"num_workers": 1, "persistent_workers": True, "collate_fn": Blurring()}
+def persistent_training() -> Script:
+    options = {"num_workers": 2, "persistent_workers": True, "collate_fn": Blurring()}
     return scripted(loader=shuffled(dataset=Drawing(), **options))
 
 
@@ -448,31 +211,18 @@ def persistent_validation(*, own: bool, dataset: Callable[[], Dataset[Any]] = Dr
     return Script(loop, shuffled(own=False), {"validate": validate})
 
 
-def validated_by_workers() -> Script:
-    return persistent_validation(own=False)
+PERSISTENT: dict[str, Callable[[], Script]] = {
+    "training": persistent_training,
+    "validation": lambda: persistent_validation(own=False),
+    "validation with a generator": lambda: persistent_validation(own=True),
+    "validation on constant items": lambda: persistent_validation(own=False, dataset=lambda: TensorDataset(*points())),
+}
 
 
-def validated_by_workers_with_a_generator() -> Script:
-    return persistent_validation(own=True)
-
-
-def validated_by_workers_on_constant_items() -> Script:
-    return persistent_validation(own=False, dataset=lambda: TensorDataset(*points()))
-
-
-PERSISTENT = [
-    persistent_training,
-    persistent_collating,
-    validated_by_workers,
-    validated_by_workers_with_a_generator,
-    validated_by_workers_on_constant_items,
-]
-
-
-@pytest.mark.parametrize("build", PERSISTENT, ids=[build.__name__ for build in PERSISTENT])
-def test_workers_that_persist_go_on_with_their_generators(build: Callable[[], Script]) -> None:
+@pytest.mark.parametrize("kind", some(PERSISTENT, ["training", "validation with a generator"]))
+def test_workers_that_persist_go_on_with_their_generators(kind: str) -> None:
     epochs, stops = tries(2, 3), [3, 11] if THOROUGH else [11]
-    assert_resumed_alike(build, stops, epochs)
+    assert_resumed_alike(PERSISTENT[kind], stops, epochs)
 
 
 def test_an_evaluation_with_workers_that_persist_draws_as_a_loop_by_hand() -> None:
@@ -492,48 +242,19 @@ def test_an_evaluation_with_workers_that_persist_draws_as_a_loop_by_hand() -> No
 # Told
 
 
-def counter_in_a_closure() -> Script:
-    calls = [0]
-
-    def objective(model: nn.Module, batch: Any) -> Tensor:
-        calls[0] += 1
-        return cross_entropy(model(batch[0]), batch[1]) * (1 + 0.1 * calls[0])
-
-    return scripted(objective=objective)
-
-
-def average_in_a_hook() -> Script:
-    model = network(norm=False)
-    ema = AveragedModel(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    optimizer.register_step_post_hook(lambda *_: ema.update_parameters(model))
-    return scripted(model, optimizer=optimizer)
-
-
-class Memory:
-    """A class of the person's own that holds more than plain values."""
+class Counting(Dataset[Any]):
+    """A dataset whose items depend on how many were made before."""
 
     def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self.more = object()
+        self.inputs, self.targets = points()
+        self.made = 0
 
+    def __len__(self) -> int:
+        return ITEMS
 
-class Remembering(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = network(norm=False)
-        self.memory = Memory()
-        self.pairs: list[Any] = [object()]
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.memory.rows.append(x.mean().item())
-            self.pairs.append(object())
-        return self.inner(x) * (1 + 0.01 * len(self.memory.rows))
-
-
-def object_in_a_module() -> Script:
-    return scripted(Remembering())
+    def __getitem__(self, index: int) -> Any:
+        self.made += 1
+        return self.inputs[index] + 0.001 * self.made, self.targets[index]
 
 
 def count_in_persistent_workers() -> Script:
@@ -566,9 +287,6 @@ def cache_in_a_dataset() -> Script:
 
 
 TOLD = {
-    counter_in_a_closure: "calls",
-    average_in_a_hook: "ema",
-    object_in_a_module: r"model\.memory\.rows, model\.pairs",
     count_in_persistent_workers: r"dataset\.made",
     count_in_persistent_workers_of_the_evaluation: r"validation dataset\.made",
     cache_in_a_dataset: r"dataset\.cache",
@@ -690,13 +408,6 @@ class Box:
         self.value = state["value"]
 
 
-def test_a_state_that_no_checkpoint_can_hold_is_refused_before_training(tmp_path: Path) -> None:
-    made = scripted(stateful={"box": Box(object())})
-    with pytest.raises(BadArgument, match=r"given\.box\.value"):
-        made.loop.fit(made.loader, save=tmp_path, progress=False)
-    assert made.loop.steps == 0
-
-
 def test_what_was_saved_must_be_handed_over_again(tmp_path: Path) -> None:
     first = scripted(stateful={"box": Box(torch.ones(2)), "net": nn.Linear(2, 1)})
     first.loop.fit(first.loader, save=tmp_path, progress=False)
@@ -731,17 +442,10 @@ def test_what_is_handed_over_for_the_first_time_is_named(tmp_path: Path) -> None
 
 def test_the_same_loop_goes_on_with_its_containers_in_a_notebook(tmp_path: Path) -> None:
     made = containers()
-    interrupt_at(made.loop, 5, signal.SIGTERM)
+    at_step(made.loop, 5, signalled(signal.SIGTERM))
     options: dict[str, Any] = {"save": tmp_path, "resume": True, "progress": False, "epochs": 3}
     made.loop.fit(made.loader, **options)
     made.loop.model.losses.append(99.0)  # by hand, after the checkpoint
     made.loop.fit(made.loader, **options)
     assert 99.0 not in made.loop.model.losses
     assert len(made.loop.model.losses) == 1 + 24
-
-
-def test_streams_tell_what_persistent_workers_changed() -> None:
-    loader = DataLoader(Counting(), BATCH, num_workers=1, persistent_workers=True)
-    streamed = stream(loader, "cpu")
-    list(streamed)
-    assert streamed.changed_in_workers == ["dataset.made"]

@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -46,10 +43,10 @@ print(json.dumps({"seen": seen, "rng": torch.get_rng_state().tolist(), "compile"
 @pytest.mark.timeout(600)
 def test_random_numbers_are_drawn_once_in_a_run_that_compiles(tmp_path: Path, warm: Warm) -> None:
     script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    environment = {**os.environ, "HOTLOOP_CACHE": str(tmp_path / "auto"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    command = [sys.executable, str(script), "auto", "-1"]  # a process of its own, the way it leaves is looked at, too
-    tuned = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment |= {"HOTLOOP_CACHE": str(tmp_path / "auto"), "HOTLOOP_TEST_RANDOM": "1"}  # it leaves as Python does
+    tuned = warm.run(script, "auto", "-1", cwd=tmp_path, environment=environment)
     assert tuned.returncode == 0, tuned.stderr  # leaving the program is no abort, either
     auto = json.loads(tuned.stdout.splitlines()[-1])
     assert auto["compile"] != "not tried"

@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import hotloop
 from hotloop.errors import BadArgument, HotloopError, PlanWarning
+from hotloop.training.callbacks import EpochRecord, StepRecord
 from hotloop.training.dry_run import DryRunFailed
-from hotloop.training.hooks import EpochRecord, StepRecord
+
+from ..same import same
 
 QUIET: dict[str, Any] = {"progress": False, "monitor": False}
 
@@ -30,7 +32,7 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += self.training
-        return self.layers(x)  # type: ignore[no-any-return]
+        return self.layers(x)
 
 
 def run(task: Any, dry_run: int | None, folder: Path | None = None, **options: Any) -> tuple[Any, ...]:
@@ -38,39 +40,18 @@ def run(task: Any, dry_run: int | None, folder: Path | None = None, **options: A
     hotloop.seed(0)
     model = Noisy()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    scheduler = hotloop.WarmupCosine(optimizer, steps=14)
+    scheduler, metrics = hotloop.WarmupCosine(optimizer, steps=14), {"accuracy": hotloop.metrics.accuracy}
     ema = hotloop.Ema(model, decay=0.9)
-    loop = hotloop.Loop(
-        model,
-        optimizer,
-        nn.CrossEntropyLoss(),
-        device="cpu",
-        plan="plain",
-        scheduler=scheduler,
-        stateful={"ema": ema},
-        train_metrics={"accuracy": hotloop.metrics.accuracy},
-        accumulate=options.pop("accumulate", 1),
-    )
-    report = loop.fit(
-        task.loader(16, **options.pop("data", {})),
-        epochs=2,
-        validate=task.loader(16),
-        metrics={"accuracy": hotloop.metrics.accuracy},
-        on_step=ema,
-        dry_run=dry_run,
-        save=folder,
-        **QUIET,
-        **options,
-    )
+    given = {"scheduler": scheduler, "stateful": {"ema": ema}, "train_metrics": metrics}
+    given |= {"device": "cpu", "plan": "plain", "accumulate": options.pop("accumulate", 1)}
+    loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), **given)
+    loader = task.loader(16, **options.pop("data", {}))
+    options |= {"validate": task.loader(16), "metrics": metrics, "on_step": ema, "save": folder}
+    report = loop.fit(loader, epochs=2, dry_run=dry_run, **QUIET, **options)
     epochs = [(e.loss, e.items, e.metrics, e.train_metrics) for e in report.epochs]
     kept = [*model.state_dict().values(), *ema.state_dict().values()]
     drawn = [torch.rand(1).item(), random.getstate(), np.random.rand()]
     return epochs, report.steps, report.curve, loop.steps, loop.epoch, model.calls, scheduler.last_epoch, drawn, kept
-
-
-def must_be_equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    assert one[:-1] == other[:-1]
-    assert all(map(torch.equal, one[-1], other[-1]))
 
 
 @pytest.mark.filterwarnings("ignore:batch normalisation")
@@ -81,7 +62,7 @@ def test_the_training_after_it_is_the_same_to_the_bit(task, tmp_path: Path, accu
 
     options: dict[str, Any] = {"device_transform": noisy, "accumulate": accumulate}
     plain = run(task, None, tmp_path / "plain", **dict(options))
-    must_be_equal(plain, run(task, 3, tmp_path / "tried", log=tmp_path / "log.jsonl", **options))
+    assert same(plain, run(task, 3, tmp_path / "tried", log=tmp_path / "log.jsonl", **options))
     assert {each.name for each in (tmp_path / "tried").iterdir()} == {
         each.name for each in (tmp_path / "plain").iterdir()
     }, "its files are gone"
@@ -89,7 +70,7 @@ def test_the_training_after_it_is_the_same_to_the_bit(task, tmp_path: Path, accu
 
 def test_workers_begin_as_they_would(task) -> None:
     data = {"num_workers": 1}
-    must_be_equal(run(task, None, data=data), run(task, 2, data=data))
+    assert same(run(task, None, data=data), run(task, 2, data=data))
 
 
 def loop_of(**options: Any) -> hotloop.Loop:
@@ -100,12 +81,12 @@ def loop_of(**options: Any) -> hotloop.Loop:
 
 
 def test_a_line_says_what_worked_and_how_long_an_epoch_takes(task, tmp_path: Path, capsys) -> None:
-    everything = {"validate": task.loader(16), "save": tmp_path, "log": tmp_path / "a.csv", "monitor": False}
+    everything = {"validate": task.loader(16), "save": tmp_path, "log": tmp_path / "a.jsonl", "monitor": False}
     loop_of().fit(task.loader(16), dry_run=3, on_step=print, on_epoch=print, **everything)
     first = capsys.readouterr().err.splitlines()[0]
     parts = "training, on_step, validation, on_epoch, saving, logging"
     assert first.startswith(f"dry run: 3 steps of {parts} worked; an epoch takes about ")
-    assert "dry run" not in (tmp_path / "a.csv").read_text()
+    assert "dry run" not in (tmp_path / "a.jsonl").read_text()
 
 
 def test_hooks_get_real_records_that_say_what_they_are(task) -> None:
@@ -123,24 +104,6 @@ def test_hooks_get_real_records_that_say_what_they_are(task) -> None:
     assert steps == [(True, 1, 1, 1, True), (True, 2, 1, 2, True), (False, 1, 1, 1, True)]
     assert epochs == [(True, 32, True)]
     assert report.stopped == "on_step"
-
-
-class Diary:
-    """Keeps numbers in its attributes."""
-
-    def __init__(self) -> None:
-        self.steps, self.losses = 0, [0.0]
-
-    def note(self, record: StepRecord) -> None:
-        self.steps += 1
-        self.losses.append(float(record.loss))
-
-
-def test_what_hooks_keep_in_their_attributes_is_put_back(task) -> None:
-    kept: list[Any] = []
-    diary = Diary()
-    loop_of().fit(task.loader(16), dry_run=3, on_step=[diary.note, kept.append], **QUIET)
-    assert diary.steps == len(diary.losses) - 1 == len(kept) == 7
 
 
 class Jitter:
@@ -180,8 +143,8 @@ class OwnLoader:
 class Remembering(nn.Linear):
     """A layer with a list, a dict and generators."""
 
-    def __init__(self) -> None:
-        super().__init__(6, 3)
+    def __init__(self, inputs: int = 6, outputs: int = 3) -> None:
+        super().__init__(inputs, outputs)
         self.seen: list[int] = []
         self.counts = {"calls": 0}
         self.generator, self.random = torch.Generator().manual_seed(0), random.Random(0)  # noqa: S311
@@ -224,27 +187,39 @@ class Drifting:
         self.steps = state["steps"]
 
 
-@pytest.mark.parametrize(
-    "what", ["module", "dataset", "collate_fn", "device_transform", "loader", "method", "stateful hook"]
-)
-def test_what_parts_of_a_run_keep_for_themselves_is_put_back(task, what: str) -> None:
+class Lookahead(torch.optim.Optimizer):
+    """A wrapper of another optimizer, which counts its steps in an attribute, as people write one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.calls = inner, 0
+        super().__init__(inner.param_groups, {})
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        self.inner.step()
+        self.calls += 1
+        for parameter in self.param_groups[0]["params"]:
+            slow = self.state[parameter].setdefault("slow", parameter.detach().clone())
+            if self.calls % 5 == 0:
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_parts_of_a_run_keep_for_themselves_is_put_back(task, own: bool) -> None:
+    """Module, dataset, `collate_fn`, transform, hooks and a wrapper of an optimizer; and a loader of one's own."""
+
     def trained(dry_run: int | None) -> Tensor:
-        torch.manual_seed(0)
-        model = Remembering() if what == "module" else nn.Linear(6, 3)
-        kind, collate = Counting if what == "dataset" else TensorDataset, Jitter() if what == "collate_fn" else None
-        loader: Any = DataLoader(kind(task.inputs, task.targets), 16, collate_fn=collate)
-        loop = hotloop.Loop(
-            model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu", plan="plain"
-        )
-        hooks = {"method": Averaging(model).follow, "stateful hook": Drifting()}
-        loop.fit(
-            OwnLoader(task.inputs, task.targets) if what == "loader" else loader,
-            epochs=2,
-            dry_run=dry_run,
-            device_transform=Jitter() if what == "device_transform" else None,
-            on_step=hooks.get(what),
-            **QUIET,
-        )
+        hotloop.seed(0)
+        model, drifting = Remembering(), Drifting()
+        optimizer = Lookahead(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+        loader: Any = OwnLoader(task.inputs, task.targets)
+        if not own:
+            loader = DataLoader(Counting(task.inputs, task.targets), 16, collate_fn=Jitter())
+        loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
+        hooks = [Averaging(model).follow, drifting]
+        loop.fit(loader, epochs=2, dry_run=dry_run, device_transform=Jitter(), on_step=hooks, **QUIET)
+        assert optimizer.calls == drifting.steps == loop.steps
         return model.weight
 
     assert torch.equal(trained(None), trained(3))
@@ -355,34 +330,3 @@ def test_on_a_gpu_the_training_after_it_is_the_same(task, graph: int) -> None:
     assert found[0][:2] == found[1][:2]
     for a, b in zip(found[0][2], found[1][2], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-class Lookahead(torch.optim.Optimizer):
-    """A wrapper of another optimizer, which counts its steps in an attribute, as people write one."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner, self.calls = inner, 0
-        super().__init__(inner.param_groups, {})
-        self.param_groups, self.state = inner.param_groups, inner.state
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        self.inner.step()
-        self.calls += 1
-        for parameter in self.param_groups[0]["params"]:
-            slow = self.state[parameter].setdefault("slow", parameter.detach().clone())
-            if self.calls % 5 == 0:
-                parameter.copy_(slow.lerp_(parameter, 0.5))
-
-
-def test_a_wrapper_of_an_optimizer_counts_as_if_nothing_had_been(task: Any) -> None:
-    def trained(dry_run: int | None) -> Tensor:
-        hotloop.seed(0)
-        model = nn.Linear(6, 3)
-        optimizer = Lookahead(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
-        loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
-        loop.fit(task.loader(16), epochs=2, dry_run=dry_run, **QUIET)
-        assert optimizer.calls == loop.steps
-        return model.weight
-
-    assert torch.equal(trained(None), trained(3))

@@ -38,8 +38,7 @@ class Traced(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         frames = [f for f in inspect.stack(context=0)[1:] if f.filename.startswith(PACKAGE)]
         KEPT.ways.append([f"{Path(f.filename).name}:{f.function}" for f in reversed(frames)])
-        output: Tensor = self.layer(x)
-        return output
+        return self.layer(x)
 
 
 def ways_of(device: str, plan: Any = "plain", **options: Any) -> list[list[str]]:

@@ -1,6 +1,5 @@
 """Logs hold the norm of the gradient before clipping, computed in steps that are logged; `clip_value` is PyTorch's."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,25 +10,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from hotloop.errors import BadArgument
 
-
-class Kept:
-    """A log in memory."""
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[int, dict[str, float | None]]] = []
-
-    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
-        self.entries.append((step, dict(numbers)))
-
-    def close(self) -> None: ...
-
-    def norms(self, name: str = "gradient norm") -> dict[int, float | None]:
-        return {step: numbers[name] for step, numbers in self.entries if name in numbers}
+from .conftest import Kept
 
 
 @pytest.fixture
 def each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.training.journal.EVERY", 0.0)
+    monkeypatch.setattr("hotloop.training.parts.journal.EVERY", 0.0)
+
+
+def norms_in(log: Kept, name: str = "gradient norm") -> dict[int, float | None]:
+    return {step: numbers[name] for step, numbers in log.entries if name in numbers}
 
 
 def data() -> DataLoader[Any]:
@@ -74,9 +64,9 @@ def test_the_norm_is_that_before_clipping(clip: dict[str, float], accumulate: in
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     if accumulate == 1:
-        assert log.norms() == {step: pytest.approx(norm, rel=1e-5) for step, norm in enumerate(norms, 1)}
+        assert norms_in(log) == {step: pytest.approx(norm, rel=1e-5) for step, norm in enumerate(norms, 1)}
     else:
-        told = [norm for step, norm in log.norms().items() if step]
+        told = [norm for step, norm in norms_in(log).items() if step]
         assert told == pytest.approx(norms, rel=1e-5), "once in a window"
 
 
@@ -91,12 +81,12 @@ def test_each_objective_has_its_norm() -> None:
     objectives = {"a": goal("a", 1.0), "b": goal("b", 3.0)}
     loop = hotloop.Loop(model, optimizers, objective=objectives, device="cpu", plan="plain")
     loop.fit(data(), progress=False, monitor=False, log=log)
-    first = {name: log.norms(f"gradient norm/{name}")[2] for name in "ab"}
+    first = {name: norms_in(log, f"gradient norm/{name}")[2] for name in "ab"}
     assert first["b"] == pytest.approx(3 * first["a"])
 
 
 def test_steps_that_are_not_logged_compute_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.training.journal.EVERY", 60.0)
+    monkeypatch.setattr("hotloop.training.parts.journal.EVERY", 60.0)
     calls: list[int] = []
     plain = nn.utils.get_total_norm
 
@@ -146,7 +136,7 @@ def test_norms_of_captured_steps_are_those_of_eager_ones(clip: dict[str, float],
         if "clip_value" in clip:
             nn.utils.clip_grad_value_(model.parameters(), clip["clip_value"])
         optimizer.step()
-    norms, at = list(log.norms().values()), 0
+    norms, at = list(norms_in(log).values()), 0
     for norm in norms:  # each is that of its step, or of one a moment before
         at = next((n for n in range(at, len(expected)) if expected[n] == pytest.approx(norm, rel=1e-3)), len(expected))
     assert at < len(expected)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,13 @@ from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.store import Store
 from hotloop.errors import BadArgument
 from hotloop.records import Epoch
-from hotloop.training.hooks import BestSoFar, EpochRecord, Goal, StepRecord, asks_to_stop
+from hotloop.training.callbacks import EpochRecord, Goal, StepRecord
+
+from .test_state import Script, assert_resumed_alike
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:training changes state that no checkpoint holds", "ignore:the run may differ"
+)
 
 
 def data(rows: int = 48, batch: int = 8) -> DataLoader[Any]:
@@ -107,16 +113,6 @@ def test_logging_four_numbers_of_each_step_reads_nothing(tmp_path: Path) -> None
     assert len({float(loss) for *_, loss in log}) == 12, "each step has a loss of its own"
 
 
-def test_hooks_change_nothing() -> None:
-    weights = []
-    for hooks in ({}, {"on_step": [lambda record: None] * 2, "on_epoch": lambda record: None}):
-        loop = loop_of()
-        loop.fit(data(), epochs=2, progress=False, **hooks)
-        weights.append(loop.model.weight)
-    assert torch.equal(*weights)
-
-
-@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 @pytest.mark.parametrize(("hook", "steps"), [("on_step", 3), ("on_epoch", 6)])
 def test_a_hook_ends_the_run(hook: str, steps: int, tmp_path: Path) -> None:
     loop = loop_of()
@@ -138,23 +134,23 @@ def accuracy_of(values: list[float]) -> Any:
     return lambda output, target: torch.full((len(output),), next(numbers))
 
 
+def scored(loop: hotloop.Loop, epochs: int, values: list[float], **options: Any) -> hotloop.Report:
+    """A run with these accuracies, epoch by epoch."""
+    options = {"best": "accuracy", "progress": False} | options
+    metrics = {"accuracy": accuracy_of(values)}
+    return loop.fit(data(), epochs=epochs, validate=data(batch=48), metrics=metrics, **options)
+
+
+def kept_in(weights: list[Tensor]) -> Callable[[EpochRecord], None]:
+    return lambda record: weights.append(record.model.weight.detach().clone())
+
+
 def test_patience_and_the_best_epoch() -> None:
     loop, weights = loop_of(), []
     values = [0.5, 0.7, 0.6, 0.7, 0.65, 0.9]
-    report = loop.fit(
-        data(),
-        epochs=6,
-        validate=data(batch=48),
-        metrics={"accuracy": accuracy_of(values)},
-        best="accuracy",
-        patience=3,
-        restore_best=True,
-        on_epoch=lambda record: weights.append(record.model.weight.detach().clone()),
-        progress=False,
-    )
+    report = scored(loop, 6, values, patience=3, restore_best=True, on_epoch=kept_in(weights))
     assert len(report.epochs) == 5
     assert report.stopped == "no better accuracy in 3 epochs"
-    assert report.best is not None
     assert (report.best.epoch, report.best.metric) == (2, "accuracy")
     assert report.best.value == pytest.approx(0.7)
     assert torch.equal(loop.model.weight, weights[1])
@@ -162,37 +158,23 @@ def test_patience_and_the_best_epoch() -> None:
     assert hotloop.Report.from_json(report.to_json()) == report
 
 
-@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_the_best_checkpoint_is_that_of_the_metric_and_is_found_by_a_run_that_was_resumed(tmp_path: Path) -> None:
     weights: list[Tensor] = []
 
     def fit(epochs: int, values: list[float]) -> tuple[hotloop.Loop, hotloop.Report]:
         loop = loop_of()
-        report = loop.fit(
-            data(),
-            epochs=epochs,
-            validate=data(batch=48),
-            metrics={"accuracy": accuracy_of(values)},
-            best="accuracy",
-            restore_best=True,
-            save=tmp_path,
-            keep=1,
-            resume=True,
-            on_epoch=lambda record: weights.append(record.model.weight.detach().clone()),
-            progress=False,
-        )
-        return loop, report
+        saving = {"save": tmp_path, "keep": 1, "resume": True}
+        return loop, scored(loop, epochs, values, restore_best=True, on_epoch=kept_in(weights), **saving)
 
     fit(2, [0.4, 0.8])
     loop, report = fit(4, [0.5, 0.6])
     assert report.resumed == 1
-    assert report.best is not None
     assert report.best.epoch == 2
     assert torch.equal(loop.model.weight, weights[1])
 
 
 def grown(model: nn.Module) -> None:
-    model.more = torch.cat([model.more, torch.ones(2)])  # type: ignore[list-item]
+    model.more = torch.cat([model.more, torch.ones(2)])
 
 
 def renamed(model: nn.Module) -> None:
@@ -211,17 +193,7 @@ def test_best_weights_that_do_not_fit_any_more_are_told_and_the_last_stay_whole(
         last.update({name: each.clone() for name, each in record.model.state_dict().items()})
 
     with pytest.warns(CheckpointWarning, match=r"weights of epoch 1 cannot be restored.*(size mismatch|weight_orig)"):
-        report = loop.fit(
-            data(),
-            epochs=3,
-            validate=data(batch=48),
-            metrics={"accuracy": accuracy_of([0.9, 0.8, 0.7])},
-            best="accuracy",
-            restore_best=True,
-            on_epoch=on_epoch,
-            progress=False,
-        )
-    assert report.best is not None
+        report = scored(loop, 3, [0.9, 0.8, 0.7], restore_best=True, on_epoch=on_epoch)
     assert report.best.epoch == 1
     assert all(torch.equal(each, last[name]) for name, each in loop.model.state_dict().items())
 
@@ -237,7 +209,6 @@ class Learned(nn.Module):
         return nn.functional.mse_loss(output * self.scale, target)
 
 
-@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_the_best_weights_are_also_those_of_a_criterion_in_one_part_or_two(tmp_path: Path) -> None:
     best: list[Tensor] = []
     for parts in ([(3, [0.9, 0.8, 0.7])], [(1, [0.9]), (3, [0.8, 0.7])]):
@@ -245,37 +216,22 @@ def test_the_best_weights_are_also_those_of_a_criterion_in_one_part_or_two(tmp_p
             torch.manual_seed(0)
             model, criterion = nn.Linear(3, 1), Learned()
             optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], 0.1)
-            hotloop.Loop(model, optimizer, criterion, device="cpu", plan="plain").fit(
-                data(),
-                epochs=epochs,
-                validate=data(batch=48),
-                metrics={"accuracy": accuracy_of(values)},
-                best="accuracy",
-                restore_best=True,
-                save=tmp_path / str(len(parts)),
-                resume=True,
-                on_epoch=lambda record: best.append(criterion.scale.detach().clone()),  # noqa: B023
-                progress=False,
-            )
+            loop = hotloop.Loop(model, optimizer, criterion, device="cpu", plan="plain")
+            options = {"save": tmp_path / str(len(parts)), "resume": True, "restore_best": True}
+
+            def keep(record: EpochRecord, scale: Tensor = criterion.scale) -> None:
+                best.append(scale.detach().clone())
+
+            scored(loop, epochs, values, on_epoch=keep, **options)
         assert torch.equal(criterion.scale, best[0])
     assert not torch.equal(best[0], best[1])
 
 
-@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_a_run_without_patience_left_is_done_and_a_larger_one_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fit(patience: int | None, values: list[float]) -> hotloop.Report:
-        return loop_of().fit(
-            data(),
-            epochs=6,
-            validate=data(batch=48),
-            metrics={"accuracy": accuracy_of(values)},
-            best="accuracy",
-            patience=patience,
-            save=tmp_path,
-            resume=True,
-        )
+        return scored(loop_of(), 6, values, progress=None, patience=patience, save=tmp_path, resume=True)
 
     for patience, values in ((2, [0.9, 0.8, 0.7]), (2, []), (1, [])):
         report = fit(patience, values)
@@ -288,25 +244,13 @@ def test_a_run_without_patience_left_is_done_and_a_larger_one_goes_on(
     assert len(fit(None, [0.5, 0.4]).epochs) == 6
 
 
-@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_scores_of_another_metric_are_not_compared(tmp_path: Path) -> None:
     for epochs, best in ((2, "accuracy"), (4, "loss")):
-        report = loop_of().fit(
-            data(),
-            epochs=epochs,
-            validate=data(batch=48),
-            metrics={"accuracy": accuracy_of([0.9, 0.8])},
-            best=best,
-            save=tmp_path,
-            resume=True,
-            progress=False,
-        )
-    assert report.best is not None
+        report = scored(loop_of(), epochs, [0.9, 0.8], best=best, save=tmp_path, resume=True)
     assert report.best.epoch == 4
     assert Store(tmp_path).best() == tmp_path / "step-000000024"
 
 
-@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_best_weights_that_no_checkpoint_holds_are_told(tmp_path: Path) -> None:
     for epochs, best, values in ((3, "loss", [0.9, 0.8, 0.7]), (4, "accuracy", [0.6])):
         loop = loop_of()
@@ -315,45 +259,24 @@ def test_best_weights_that_no_checkpoint_holds_are_told(tmp_path: Path) -> None:
             if best == "accuracy"
             else nullcontext()
         ):
-            loop.fit(
-                data(),
-                epochs=epochs,
-                validate=data(batch=48),
-                metrics={"accuracy": accuracy_of(values)},
-                best=best,
-                restore_best=True,
-                save=tmp_path,
-                keep=1,
-                resume=True,
-                progress=False,
-            )
+            scored(loop, epochs, values, best=best, restore_best=True, save=tmp_path, keep=1, resume=True)
 
 
-def test_an_average_of_the_weights_is_the_one_of_pytorch_and_is_saved(tmp_path: Path) -> None:
+def test_an_average_of_the_weights_is_the_one_of_pytorch_and_is_saved() -> None:
     loop = loop_of()
     ours, theirs = hotloop.Ema(loop.model, 0.9), AveragedModel(loop.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     loop.fit(data(), epochs=2, on_step=[ours, lambda r: theirs.update_parameters(r.model)], progress=False)
     assert torch.equal(ours.model.weight, theirs.module.weight)
     assert not torch.equal(ours.model.weight, loop.model.weight)
 
-    whole = []
-    for parts in ([3], [1, 3]):
-        for epochs in parts:
-            torch.manual_seed(0)
-            model = nn.Linear(3, 1)
-            ema = hotloop.Ema(model, 0.9)
-            again = hotloop.Loop(
-                model,
-                torch.optim.SGD(model.parameters(), 0.1),
-                nn.MSELoss(),
-                device="cpu",
-                plan="plain",
-                stateful={"ema": ema},
-            )
-            folder = tmp_path / str(len(parts))
-            again.fit(data(), epochs=epochs, on_step=ema, save=folder, resume=True, progress=False)
-        whole.append(ema.model.weight)
-    assert torch.equal(*whole)
+    def build() -> Script:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        ema, optimizer = hotloop.Ema(model, 0.9), torch.optim.SGD(model.parameters(), 0.1)
+        loop = hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu", plan="plain", stateful={"ema": ema})
+        return Script(loop, data(), {"on_step": ema})
+
+    assert_resumed_alike(build, [8], 2)
 
 
 class Masked(nn.Linear):
@@ -379,8 +302,8 @@ def test_an_average_that_follows_its_model_to_a_device_is_counted_on_the_host() 
     model = nn.Linear(3, 1)
     ema = hotloop.Ema(model)
     record = SimpleNamespace(step=1, model=model.to("meta"))
-    ema(record)  # type: ignore[arg-type]
-    assert ema.model.weight.is_meta  # type: ignore[union-attr]
+    ema(record)
+    assert ema.model.weight.is_meta
     assert ema.averaged.n_averaged.device.type == "cpu", "PyTorch reads it in every update"
 
 
@@ -473,15 +396,19 @@ def test_what_an_epoch_costs_does_not_grow_with_those_before_it(
     assert 30 <= len(scored) <= 3 * 30
 
 
-def test_an_epoch_without_a_number_is_never_the_best() -> None:
-    epochs = [Epoch(n, 1.0, 8, 1.0, {}, {"loss": value}) for n, value in enumerate([float("nan"), 2.0, 2.0], 1)]
-    so_far, run = BestSoFar(Goal("loss", "min")), list[Epoch]()
-    found = []
-    for epoch in epochs:
-        run.append(epoch)
-        found.append(so_far.of(run))
-    assert [best and best.epoch for best in found] == [None, 2, 2]
-    assert so_far.of(epochs[:1]) is None, "another run"
+def test_an_epoch_without_a_number_is_never_the_best_and_of_equals_the_first_is() -> None:
+    scores = [float("nan"), 2.0, 2.0]
+    report = loop_of(1e-9).fit(
+        data(8),
+        epochs=3,
+        validate=data(8),
+        metrics={"score": lambda output, target: torch.tensor(scores[0])},
+        best=("score", "min"),
+        on_epoch=lambda record: scores.pop(0) and None,
+        progress=False,
+    )
+    assert report.best is not None
+    assert (report.best.epoch, report.best.value) == (2, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -502,27 +429,3 @@ def test_what_cannot_be_is_refused_with_a_fix(options: dict[str, Any], says: str
     with pytest.raises(BadArgument, match=says) as error:
         loop_of().fit(data(), progress=False, **options)
     assert "fix:" in str(error.value)
-
-
-def test_what_a_hook_keeps_and_no_checkpoint_holds_is_named(tmp_path: Path) -> None:
-    seen: list[int] = []
-
-    def count(record: StepRecord) -> None:
-        seen.append(record.step)
-
-    with pytest.warns(UserWarning, match="seen"):
-        loop_of().fit(data(), epochs=2, on_step=count, save=tmp_path, progress=False)
-
-
-def test_an_empty_hook_costs_next_to_nothing() -> None:
-    record, hook = None, [lambda record: None]
-    loop = loop_of()
-    loss = torch.zeros(())
-    times = []
-    for _ in range(7):
-        start = time.thread_time()
-        for number in range(1000):
-            record = StepRecord(number, 1, number, loss, loop)
-            asks_to_stop(hook, record, "on_step")
-        times.append((time.thread_time() - start) / 1000)
-    assert min(times) < 1e-5

@@ -10,7 +10,7 @@ from ..thorough import tries
 from ..warm import Warm
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
-KILLS = tries(2, 12)
+KILLS = tries(1, 12)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

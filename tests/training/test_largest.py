@@ -26,6 +26,8 @@ from hotloop.memory.usage import Usage
 from hotloop.training import largest
 from hotloop.training.largest import Largest, Try, climb, largest_batch, sized
 
+from ..same import same
+
 PLENTY = 600.0  # seconds: a busy machine must not end a search
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -57,20 +59,11 @@ def tokens(items: int = 12) -> tuple[Tensor, Tensor]:
     return x, (x + 1) % 11
 
 
-def loop_of(
-    objective: Any = None, device: str = "cpu", optimizer: Any = torch.optim.Adam, **options: Any
-) -> hotloop.Loop:
+def loop_of(objective: Any = None, device: str = "cpu", **options: Any) -> hotloop.Loop:
     torch.manual_seed(0)
     model = Odd()
-    return hotloop.Loop(
-        model,
-        optimizer(model.parameters()),
-        None if objective else nn.CrossEntropyLoss(),
-        objective=objective,
-        device=device,
-        plan="plain",
-        **options,
-    )
+    options |= {"objective": objective} if objective else {"loss": nn.CrossEntropyLoss()}
+    return hotloop.Loop(model, torch.optim.AdamW(model.parameters()), device=device, plan="plain", **options)
 
 
 def within(capacity: int) -> Callable[[nn.Module, Any], Tensor]:
@@ -99,21 +92,6 @@ def everything(loop: hotloop.Loop) -> dict[str, Any]:
         "numpy": np.random.get_state()[1].tolist(),
         "steps": loop.steps,
     }
-
-
-def assert_same(a: Any, b: Any) -> None:
-    if isinstance(a, Tensor):
-        assert torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, list):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_same(x, y)
-    else:
-        assert a == b
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5000), st.integers(1, 10**7))
@@ -155,23 +133,13 @@ def test_real_steps_find_the_capacity_and_leave_no_trace(capacity: int) -> None:
     assert {each.items for each in found.tried if each.fits} <= set(range(1, capacity + 1))
     assert all(each.items > capacity for each in found.tried if not each.fits)
     assert found.best <= found.items
-    assert_same(before, everything(loop))
+    assert same(before, everything(loop))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.LBFGS])
-def test_everything_is_as_it_was_before(device: str, trained: bool, optimizer: Any) -> None:
-    if optimizer is torch.optim.LBFGS:
-
-        class Closed(torch.optim.LBFGS):
-            """LBFGS appends to lists in its state; a closure that gives no loss is enough for that."""
-
-            def step(self, closure: Any = None) -> Any:
-                return super().step(closure or (lambda: torch.zeros(())))
-
-        optimizer = Closed
-    loop = loop_of(device=device, optimizer=optimizer)
+def test_everything_is_as_it_was_before(device: str, trained: bool) -> None:
+    loop = loop_of(device=device)
     if trained:
         for batch in loop.batches([tokens(), tokens(7)]):
             loop.step(batch)
@@ -182,7 +150,7 @@ def test_everything_is_as_it_was_before(device: str, trained: bool, optimizer: A
     assert found.items == 20
     assert tied is loop.model.embed.weight
     assert addresses == [parameter.data_ptr() for parameter in loop.model.parameters()]
-    assert_same(before, everything(loop))
+    assert same(before, everything(loop))
 
 
 @pytest.mark.filterwarnings("ignore:batch normalisation")  # which sees each batch of a window by itself
@@ -211,7 +179,7 @@ def test_any_other_error_is_passed_on_and_leaves_no_trace() -> None:
     with pytest.raises(RuntimeError, match="a mistake in the model") as raised:
         largest_batch(loop._core.subject, tokens())
     assert "16 items" in raised.value.__notes__[0]
-    assert_same(before, everything(loop))
+    assert same(before, everything(loop))
 
 
 def test_live_bytes_decide(monkeypatch: pytest.MonkeyPatch, memory_of: Any) -> None:
@@ -235,7 +203,7 @@ def test_live_bytes_decide(monkeypatch: pytest.MonkeyPatch, memory_of: Any) -> N
     with memory_of(capacity):
         found = largest_batch(loop._core.subject, tokens())
     assert found.reason == "memory"
-    assert_same(before, everything(loop))
+    assert same(before, everything(loop))
     steps(int(found.items * 0.95))
     with pytest.raises(torch.OutOfMemoryError):
         steps(int(found.items * 1.1))
@@ -247,10 +215,9 @@ def test_a_cpu_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(largest, "time_of", lambda step, batch: 1e-3)
     found = largest_batch(loop_of()._core.subject, tokens(), seconds=PLENTY)
     assert found.reason == "memory"
-    assert found.memory is not None
     peaks = [each.peak for each in found.tried if each.fits]
     assert all(peak is not None and peak <= found.memory for peak in peaks)
-    assert max(peaks) > 0.9 * found.memory  # type: ignore[type-var, operator]
+    assert max(peaks) > 0.9 * found.memory
     assert all(each.peak is None for each in found.tried if not each.fits)
 
 
@@ -261,7 +228,7 @@ def test_the_time_is_kept() -> None:
 
     loop = loop_of(slow)
     begin = time.perf_counter()
-    found = largest_batch(loop._core.subject, tokens(), seconds=3.0)
+    found = largest_batch(loop._core.subject, tokens(), seconds=1.5)
     assert time.perf_counter() - begin < 20
     assert found.reason == "time"
     assert found.items >= 2
@@ -287,7 +254,7 @@ def test_a_loader_gives_a_batch_its_length_and_its_order() -> None:
     found = largest_batch(loop._core.subject, loader)
     assert (found.items, found.reason) == (30, "data")
     assert "the whole dataset" in str(found)
-    assert_same(before, everything(loop))
+    assert same(before, everything(loop))
     assert [batch[0].tolist() for batch in loader] == expected
 
 
@@ -412,7 +379,6 @@ def test_on_a_gpu_what_was_found_fits_and_a_little_more_does_not() -> None:
         found = largest_batch(loop._core.subject, batch)
         assert time.perf_counter() - begin < 35
         assert found.reason == "memory"
-        assert found.memory is not None
         assert 0.9 * 2 * 2**30 < found.memory < 1.01 * 2 * 2**30
         del loop, model, optimizer
         gc.collect()
@@ -424,12 +390,9 @@ def test_on_a_gpu_what_was_found_fits_and_a_little_more_does_not() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_statistics_of_the_peak_are_as_before() -> None:
+def test_on_a_gpu_what_was_tried_is_no_part_of_the_peak() -> None:
     loop = loop_of(device="cuda")
     loop.step(tokens())
-    for large in (3 * 2**20 + 512, 100 * 2**20 + 7 * 512):
-        torch.cuda.reset_peak_memory_stats()
-        torch.empty(large, dtype=torch.uint8, device="cuda")
-        before = torch.cuda.max_memory_allocated()
-        largest_batch(loop._core.subject, tokens(), limit=40)
-        assert torch.cuda.max_memory_allocated() == before
+    before = torch.cuda.max_memory_allocated()
+    largest_batch(loop._core.subject, tokens(), limit=40)
+    assert torch.cuda.max_memory_allocated() <= before

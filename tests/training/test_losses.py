@@ -10,7 +10,7 @@ import torch
 from hotloop import Loop, Plan
 from hotloop.errors import BadArgument, DoesNotFit
 
-from ..thorough import THOROUGH
+from ..thorough import THOROUGH, some
 from .losses import CASES, COLUMNS, Case, cell, cut, measure, told
 
 PAGE = Path(__file__).parents[2] / "docs/losses.md"
@@ -29,7 +29,7 @@ def steps(loop: Loop, batches: Iterable[Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_parts_have_the_gradient_of_the_whole_batch(case: Case) -> None:
-    for column in COLUMNS if THOROUGH else COLUMNS[CASES.index(case) % 3 :: 3]:
+    for column in COLUMNS if THOROUGH else COLUMNS[CASES.index(case) % 4 :: 4]:
         seen: list[str] = []
         off = None
         with told(seen):
@@ -43,11 +43,13 @@ def test_parts_have_the_gradient_of_the_whole_batch(case: Case) -> None:
             assert seen, f"{case.name}, {column}: neither refused nor warned of"
             continue
         assert not seen, f"{case.name}, {column}: {seen}"
-        assert off is not None
         assert off <= (2e-2 if column == "bf16" else 1e-5), f"{case.name}, {column}: off by {off:.1e}"
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.couples], ids=lambda case: case.name)
+COUPLED = [case for case in CASES if case.couples]
+
+
+@pytest.mark.parametrize("case", some(COUPLED, COUPLED[::2]), ids=lambda case: case.name)
 def test_samples_that_are_coupled_are_refused_with_both_numbers(case: Case) -> None:
     model = case.model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -63,7 +65,7 @@ def test_samples_that_are_coupled_are_refused_with_both_numbers(case: Case) -> N
     assert loop.steps == 1
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.couples], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", some(COUPLED, COUPLED[1::2]), ids=lambda case: case.name)
 def test_accumulated_losses_that_are_coupled_are_the_mean_of_the_batches(case: Case) -> None:
     sizes = (6, 6, 5)
     ours, theirs = case.model(), case.model()

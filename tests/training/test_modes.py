@@ -12,6 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 
+from ..same import same
+from .test_state import Script, assert_resumed_alike
+
 schedulefree = pytest.importorskip("schedulefree")
 Optimizers = Callable[[Any], Any]
 OPTIMIZERS: dict[str, Optimizers] = {
@@ -75,10 +78,6 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [value.clone() for value in model.state_dict().values()]
 
 
-def same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 @pytest.mark.parametrize("optimizers", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_fit_is_the_loop_of_their_documentation(optimizers: Optimizers) -> None:
     expected, losses = by_hand(optimizers)
@@ -89,15 +88,8 @@ def test_fit_is_the_loop_of_their_documentation(optimizers: Optimizers) -> None:
 
 
 @pytest.mark.parametrize("steps", [5, 8, 13], ids=["in the first epoch", "after it", "in the second"])
-def test_a_run_that_is_resumed_is_the_one_that_was_not_stopped(steps: int, tmp_path: Path) -> None:
-    whole = made(OPTIMIZERS["AdamW"])
-    whole.fit(epochs=EPOCHS)
-    stopped = made(OPTIMIZERS["AdamW"]).fit(epochs=EPOCHS, save=tmp_path, on_step=stop_after(steps))
-    assert stopped.steps == steps
-    resumed = made(OPTIMIZERS["AdamW"])
-    report = resumed.fit(epochs=EPOCHS, save=tmp_path, resume=True)
-    assert report.resumed == 1
-    assert same(weights(resumed.model), weights(whole.model))
+def test_a_run_that_is_resumed_is_the_one_that_was_not_stopped(steps: int) -> None:
+    assert_resumed_alike(lambda: Script(made(OPTIMIZERS["AdamW"]).loop, loader()), [steps], EPOCHS)
 
 
 def test_a_checkpoint_after_an_epoch_has_the_weights_to_use(tmp_path: Path) -> None:

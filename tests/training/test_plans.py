@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from hotloop import Loop, Plan, Report
 from hotloop.errors import MemoryWarning
 from hotloop.levers.checkpointing import CheckpointingLever
-from hotloop.records import PlanChange
 
-from .test_state import interrupt_at
+from .conftest import at_step, signalled
 
 BATCH, BATCHES = 16, 12
 
@@ -66,7 +65,6 @@ def replayed(report: Report, data: list[Any], plain: nn.Module) -> list[Tensor]:
         loop = Loop(plain, optimizer, nn.CrossEntropyLoss(), device="cpu", plan=plan)
         for batch in loop.batches(data[change.batch : end]):
             loop.step(batch)
-    assert loop is not None
     return weights(loop)
 
 
@@ -103,7 +101,7 @@ def test_a_resumed_run_has_the_plans_of_all_its_parts(tmp_path: Path) -> None:
     while report is None or report.interrupted:
         loop = loop_of(Narrow(4, 3, 8), "plain")
         if life < 3:
-            interrupt_at(loop, (2, 4, 60)[life], signal.SIGTERM)
+            at_step(loop, (2, 4, 60)[life], signalled(signal.SIGTERM))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MemoryWarning)
             report = loop.fit(data, save=tmp_path, resume=True, progress=False)
@@ -114,17 +112,6 @@ def test_a_resumed_run_has_the_plans_of_all_its_parts(tmp_path: Path) -> None:
         expected = unbroken.fit(data, progress=False)
     assert report.plans == expected.plans
     assert all(torch.equal(a, b) for a, b in zip(weights(loop), weights(unbroken), strict=True))
-
-
-def test_a_plan_that_was_found_is_in_the_report(tmp_path: Path) -> None:
-    loop = loop_of(Narrow(16, 0, 0), "auto")
-    loop.fit(batches(), progress=False)
-    loop.tune(batches(), steps=10, progress=False)
-    found = loop.plan
-    report = loop.fit(batches(), progress=False)
-    assert isinstance(report.plans[0], PlanChange)
-    assert Plan.from_json(report.plans[0].plan) == found
-    assert report.plans[0].batch == 0
 
 
 class Slow:
@@ -152,7 +139,7 @@ def test_a_run_that_decided_not_to_tune_does_not_when_it_is_resumed(
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         log = tmp_path / f"calls {life}"
         loop = Loop(model, optimizer, objective=Slow(seconds, log), device="cpu")
-        interrupt_at(loop, steps, signal.SIGTERM)
+        at_step(loop, steps, signalled(signal.SIGTERM))
         report = loop.fit(data, save=tmp_path / "run", resume=True, progress=False)
         assert report.interrupted
         assert report.resumed == life
@@ -170,13 +157,13 @@ def test_a_run_that_was_tuned_is_not_when_it_is_resumed(tmp_path: Path) -> None:
 
     first = build()
     found = first.tune(data, steps=20, progress=False)
-    interrupt_at(first, 10, signal.SIGTERM)
+    at_step(first, 10, signalled(signal.SIGTERM))
     before = first.fit(data, save=tmp_path, progress=False)
     again = build()
     report = again.fit(data, save=tmp_path, resume=True, progress=False)
     assert report.tuning == before.tuning
     assert again.tuning == found
-    assert again.plan == first.plan
+    assert again.plan == first.plan == Plan.from_json(report.plans[0].plan)
     assert report.plans == before.plans
 
 

@@ -35,7 +35,7 @@ X = torch.linspace(-1, 1, 33).view(11, 3)
     [
         DataLoader(TensorDataset(X, X), 4),
         DataLoader(TensorDataset(X), 4),
-        DataLoader(X, 4),  # type: ignore[arg-type]
+        DataLoader(X, 4),
         [{"input": X[:5]}, {"input": X[5:]}],
     ],
     ids=["input and target", "one of each", "inputs alone", "dicts"],
@@ -54,12 +54,6 @@ def test_parts_are_joined_each_for_itself_and_dropout_is_off() -> None:
     assert outputs.keys() == expected.keys()
     assert all(torch.allclose(outputs[name], expected[name]) for name in expected)
     assert not any(value.requires_grad for value in outputs.values())
-
-
-def test_the_person_says_what_is_wanted() -> None:
-    model = Two().eval()
-    norms = loop_of(model).predict(DataLoader(X, 4), predict=lambda model, batch: model(batch)["norm"])  # type: ignore[arg-type]
-    assert torch.allclose(norms, model(X)["norm"])
 
 
 def test_memory_that_runs_out_changes_nothing(memory_of: Any) -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,8 @@ import pytest
 from rich.console import Console
 
 from hotloop.records import Epoch
-from hotloop.training.progress import Display, Stop, ending_words, telling
+from hotloop.training.display import Display, telling
+from hotloop.training.stop import Stop, ending_words
 
 DONE = Epoch(number=1, loss=0.51234, items=1000, seconds=2.0, losses={}, metrics={"accuracy": 0.975})
 
@@ -39,17 +39,14 @@ def test_a_bar_in_a_terminal() -> None:
     for part in ("epoch 1/2", "/20", "loss 0.5", "1,234 items/s"):
         assert part in text
     assert re.search(r"0:00:0\d · (-:--:--|\d:\d\d:\d\d) left", re.sub(r"\x1b\[[\d;]*m", "", text))
-
-
-def test_a_bar_leaves_room_for_the_words_of_ctrl_c() -> None:
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", shown(terminal=True, width=80)))
     bars = [line for line in lines if "items/s" in line and "left" in line]
-    assert bars
-    assert {len(bar) for bar in bars} == {78}
+    assert {len(bar) for bar in bars} == {78}, "room for the words of Ctrl-C"
 
 
 def test_a_line_per_epoch_elsewhere() -> None:
     assert shown(terminal=False) == "epoch 1/2  loss 0.5123  validation accuracy 0.975  500 items/s  2.00 s\n"
+    assert shown(terminal=False, show=False) == shown(terminal=True, show=False) == ""
 
 
 def test_a_line_that_is_too_long_for_the_terminal_breaks_between_two_figures() -> None:
@@ -65,15 +62,9 @@ def test_a_line_that_is_too_long_for_the_terminal_breaks_between_two_figures() -
     assert lines[told].endswith(("the", "step", "changes", "what", "trials", "could", "not", "restore,"))
 
 
-def test_silence() -> None:
-    assert shown(terminal=False, show=False) == ""
-    assert shown(terminal=True, show=False) == ""
-
-
 def test_a_bar_begins_where_an_earlier_part_of_the_run_has_ended() -> None:
     file = io.StringIO()
     with Display(2, 10, None, Console(file=file, force_terminal=True, width=120), done=12) as display:
-        assert display._bar is not None
         display._bar.refresh()
         time.sleep(0.15)
         display.stretch(1, 2, 0.5, 1234.0)
@@ -88,7 +79,7 @@ class Time:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("hotloop.training.progress.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("hotloop.training.display.time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 def logged(monkeypatch: pytest.MonkeyPatch, epochs: int, length: int | None, every: float) -> list[str]:
@@ -217,7 +208,7 @@ def test_a_notebook_can_be_silent(notebook: Notebook) -> None:
 def test_a_notebook_that_cannot_draw_again_gets_lines(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    del sys.modules["IPython.display"].update_display  # type: ignore[attr-defined]
+    del sys.modules["IPython.display"].update_display
     clock = Time(monkeypatch)
     with Display(1, 100, None) as display:
         for _ in range(100):
@@ -232,14 +223,10 @@ def test_a_notebook_that_cannot_draw_again_gets_lines(
     assert notebook.outputs == {}
 
 
-def test_a_notebook_needs_no_widgets(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_notebook_is_told_of_other_work_goes_when_it_is_done(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ipywidgets", None)  # to import it is an error
-    with Display(1, 10, None) as display, telling("predicting", None):
-        display.stretch(10, 1, 0.75, 1234.0)
-    assert len(notebook.outputs) == 2
-
-
-def test_what_a_notebook_is_told_of_other_work_goes_when_it_is_done(notebook: Notebook) -> None:
     with telling("predicting", None) as tell:
         time.sleep(0.55)
         tell("batch 3")
@@ -264,30 +251,6 @@ def test_an_early_end_says_what_was_saved_and_how_to_go_on() -> None:
     assert ending_words("no better loss in 3 epochs", place, None).endswith(place)
 
 
-def test_a_signal_is_asked_for_once_and_the_first_is_the_reason() -> None:
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    stop = Stop()
-    with stop.listening(terminate=True):
-        assert not stop.asked
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-        assert stop.why == "SIGTERM"
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
-
-
-def test_at_once_is_once() -> None:
-    stop = Stop()
-    with stop.listening(terminate=True), stop.at_once():
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)  # while it is being dealt with
-    assert stop.why == "SIGTERM"
-
-
 def test_the_death_of_a_child_interrupts_nothing_after_that() -> None:
     def complain(signum: int, frame: object) -> None:
         raise RuntimeError("a worker was killed")
@@ -303,16 +266,3 @@ def test_the_death_of_a_child_interrupts_nothing_after_that() -> None:
         assert signal.getsignal(signal.SIGCHLD) is complain
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-def test_in_another_thread_nothing_is_listened_to() -> None:
-    seen: list[object] = []
-
-    def listen() -> None:
-        with Stop().listening(terminate=True):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join()
-    assert seen == [signal.getsignal(signal.SIGTERM)]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
-from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import BadArgument, PlanWarning
@@ -139,18 +138,6 @@ def test_a_warm_up_is_resumed_and_may_grow_longer(tmp_path: Path) -> None:
     assert run(6, 16, tmp_path / "parts")[0] == pytest.approx(0.1 * 0.5 * (1 + math.cos(math.pi * 10 / 14)))
 
 
-def test_each_scheduler_has_its_rhythm() -> None:
-    def both(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return {
-            "step": ExponentialLR(optimizer, 0.9),
-            "epoch": [ExponentialLR(optimizer, 0.5), ReduceLROnPlateau(optimizer)],
-        }
-
-    loop, optimizer = loop_with(both)
-    loop.fit(BATCHES, epochs=3, progress=False)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**6 * 0.5**3)
-
-
 def test_a_rhythm_that_is_none_is_refused() -> None:
     for wrong, words in (
         (lambda o: {"batch": ExponentialLR(o, 0.9)}, "schedulers for every 'batch'"),
@@ -164,23 +151,3 @@ def test_a_rhythm_that_is_none_is_refused() -> None:
             loop_with(wrong)
     with pytest.raises(BadArgument, match="leave schedule= out"):
         loop_with(lambda o: {"step": ExponentialLR(o, 0.9)}, schedule="epoch")
-
-
-@pytest.mark.gpu
-def test_captured_steps_follow_a_warm_up() -> None:
-    x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8)
-    weights = []
-    for graph in (0, 1, 4):
-        torch.manual_seed(0)
-        model = nn.Linear(2, 1).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        scheduler = hotloop.WarmupCosine(optimizer, 40)
-        plan = hotloop.Plan("cuda", graph=graph, stream="resident")
-        loop = hotloop.Loop(model, optimizer, nn.MSELoss(), plan=plan, scheduler=scheduler)
-        loop.fit(loader, epochs=5, progress=False, monitor=False)
-        assert loop.plan.graph == graph
-        assert optimizer.param_groups[0]["lr"] == 0.0
-        weights.append(model.weight.detach())
-    torch.testing.assert_close(weights[1], weights[0])
-    torch.testing.assert_close(weights[2], weights[0])

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 import hotloop
 from hotloop.errors import BadArgument
 
+from .test_state import Script, assert_resumed_alike
+
 METRICS = {
     "accuracy": hotloop.metrics.accuracy,
     "top2": hotloop.metrics.top_k(2),
@@ -115,19 +117,8 @@ def test_a_batch_that_is_repeated_counts_once(task, memory_of: Callable[[int], A
     assert report.epochs[0].train_metrics["entropy"] == pytest.approx(report.epochs[0].loss, rel=1e-5)
 
 
-def test_they_are_resumed_in_mid_epoch(task, tmp_path: Path) -> None:
-    def run(folder: Path, **options: Any) -> Any:
-        loop = loop_of(network(), train_metrics=METRICS)
-        torch.manual_seed(5)
-        return loop.fit(
-            task.loader(16), epochs=3, save=folder, resume=True, progress=False, monitor=False, **options
-        ).epochs
-
-    whole = run(tmp_path / "whole")
-    cut = run(tmp_path / "parts", on_step=lambda record: "stop" if record.step == 10 else None)
-    assert len(cut) == 2
-    parts = run(tmp_path / "parts")
-    assert [epoch.train_metrics for epoch in parts] == [epoch.train_metrics for epoch in whole]
+def test_they_are_resumed_in_mid_epoch(task) -> None:
+    assert_resumed_alike(lambda: Script(loop_of(network(), train_metrics=METRICS), task.loader(16)), [10], 3)
 
 
 def test_they_may_select_items() -> None:

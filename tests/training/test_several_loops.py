@@ -29,6 +29,11 @@ def network() -> nn.Module:
     )
 
 
+def network_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = network()
+    return model, torch.optim.Adam(model.parameters(), 0.01)
+
+
 def data() -> DataLoader[Any]:
     dice = torch.Generator().manual_seed(1)
     x, y = torch.randn(24, 3, 8, 8, generator=dice), torch.randint(4, (24,), generator=dice)
@@ -53,8 +58,7 @@ def is_planned(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_plain_loop_after_another_one_is_a_loop_by_hand(is_there: bool) -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model, optimizer = network_and_optimizer()
     first = loop_of(model, optimizer, PLAN)
     first.fit(data(), epochs=1, progress=False)
     assert is_planned(model, optimizer)
@@ -78,8 +82,7 @@ def test_a_plain_loop_after_another_one_is_a_loop_by_hand(is_there: bool) -> Non
 
 
 def test_a_loop_that_goes_on_has_its_plan_again() -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model, optimizer = network_and_optimizer()
     first = loop_of(model, optimizer, PLAN)
     second = loop_of(model, optimizer, "plain")
     assert not is_planned(model, optimizer)
@@ -95,8 +98,7 @@ def test_loops_that_take_turns_both_have_theirs(monkeypatch: pytest.MonkeyPatch)
     applied: list[AppliedPlan] = []
     apply: Callable[[AppliedPlan], None] = AppliedPlan.apply
     monkeypatch.setattr(AppliedPlan, "apply", lambda self: applied.append(self) or apply(self))
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model, optimizer = network_and_optimizer()
     loops = [loop_of(model, optimizer, PLAN) for _ in range(2)]
     for batch in data():
         for loop in loops:
@@ -128,8 +130,7 @@ def test_a_copy_of_a_model_is_trained_as_its_original() -> None:
 
 
 def test_a_model_is_freed_with_its_plan() -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model, optimizer = network_and_optimizer()
     loop = loop_of(model, optimizer, PLAN)
     loop.fit(data(), epochs=1, progress=False)
     there = [weakref.ref(each) for each in (model, optimizer, loop._core.step.levers)]
@@ -139,8 +140,7 @@ def test_a_model_is_freed_with_its_plan() -> None:
 
 
 def test_between_fits_a_model_whose_plan_nobody_asked_for_is_as_it_was() -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model, optimizer = network_and_optimizer()
     loop = loop_of(model, optimizer, "auto")
     loop._core.carry_out(PLAN, "as the tuner would")
     planned: list[bool] = []
@@ -168,8 +168,7 @@ LOOKS: dict[str, Callable[[hotloop.Loop], object]] = {
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_between_fits_it_stays_so_whatever_is_looked_at(look: str) -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model, optimizer = network_and_optimizer()
     loop = loop_of(model, optimizer, "auto")
     loop._core.carry_out(PLAN, "as the tuner would")
     loop.fit(data(), epochs=1, progress=False)
@@ -179,8 +178,7 @@ def test_between_fits_it_stays_so_whatever_is_looked_at(look: str) -> None:
 
 def test_a_plan_that_was_loaded_or_found_waits_for_the_next_step() -> None:
     plan = dataclasses.replace(PLAN, recompute=())  # which a checkpoint leaves to the loop that loads it
-    models = [network(), network()]
-    optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in models]
+    models, optimizers = zip(network_and_optimizer(), network_and_optimizer(), strict=True)
     first, second = (loop_of(*pair, "auto") for pair in zip(models, optimizers, strict=True))
     first._core.carry_out(plan, "as the tuner would")
     first.fit(data(), epochs=1, progress=False)
@@ -194,8 +192,7 @@ def test_a_plan_that_was_loaded_or_found_waits_for_the_next_step() -> None:
 
 
 def test_a_look_at_a_loop_finds_no_plan_of_another() -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    model, optimizer = network_and_optimizer()
     first, second = loop_of(model, optimizer, PLAN), loop_of(model, optimizer, PLAN)
     first.memory(next(iter(data())))
     assert not is_planned(model, optimizer)

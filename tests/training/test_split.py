@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from hotloop import Loop, Plan, evaluate, survive_oom
 from hotloop.errors import BadArgument, DoesNotFit, MemoryWarning, PlanWarning
 
+from .losses import numbers
+
 pytestmark = pytest.mark.usefixtures("light_heap")
-
-
-def numbers(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def network(inputs: int = 6, outputs: int = 3) -> nn.Module:
@@ -30,8 +28,12 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+def loop_of(model: nn.Module, lr: float = 0.1, **options: Any) -> Loop:
+    return Loop(model, torch.optim.SGD(model.parameters(), lr), device="cpu", **options)
+
+
 def step(model: nn.Module, batch: Any, plan: Plan, **goal: Any) -> list[Tensor]:
-    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.0), device="cpu", plan=plan, **goal)
+    loop = loop_of(model, 0.0, plan=plan, **goal)
     loop.step(batch)
     return gradients(model)
 
@@ -69,20 +71,10 @@ def test_time_first_batches_are_refused_and_the_dimension_can_be_said() -> None:
         with pytest.raises(BadArgument, match=r"fix: .* split=1 "):
             step(TimeFirst(), TIME_FIRST, plan, objective=last_step)
     assert_whole(TimeFirst, TIME_FIRST, Plan("cpu", micro_batch=3, split=1), last_step)
-
-
-def test_a_loop_that_plans_itself_is_told_how_batches_are_cut() -> None:
-    whole = TimeFirst()
-    last_step(whole, TIME_FIRST).backward()
-    model = TimeFirst()
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    Loop(model, optimizer, device="cpu", objective=last_step, micro_batch=3, split=1).step(TIME_FIRST)
-    torch.testing.assert_close(gradients(model), gradients(whole), rtol=1e-4, atol=1e-6)
-
-
-def test_a_dimension_that_no_tensor_has() -> None:
     with pytest.raises(BadArgument, match="no tensor of the batch has so many dimensions"):
         step(TimeFirst(), TIME_FIRST, Plan("cpu", micro_batch=3, split=5), objective=last_step)
+    loop = loop_of(TimeFirst(), 0.0, objective=last_step, micro_batch=3, split=1)  # which plans itself
+    assert loop.fit([TIME_FIRST] * 5, progress=False).epochs[0].items == 50
 
 
 def graph_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -108,7 +100,7 @@ def cut_graphs(batch: dict[str, Tensor], start: int, stop: int) -> tuple[dict[st
     return part, stop - start
 
 
-cut_graphs.items = lambda batch: len(batch["y"])  # type: ignore[attr-defined]
+cut_graphs.items = lambda batch: len(batch["y"])
 
 
 def test_graphs_are_refused_and_a_function_can_cut_them() -> None:
@@ -123,7 +115,7 @@ def test_the_weight_that_a_function_gives_is_compared_too() -> None:
     def wrong(batch: Any, start: int, stop: int) -> Any:
         return cut_graphs(batch, start, stop)[0], 1 + start
 
-    wrong.items = cut_graphs.items  # type: ignore[attr-defined]
+    wrong.items = cut_graphs.items
     with pytest.raises(BadArgument, match="as your function weighs them"):
         step(network(), graphs(), Plan("cpu", micro_batch=3, split=wrong), objective=graph_loss)
 
@@ -172,7 +164,7 @@ class Normalising(nn.Module):
 def test_a_model_that_writes_into_its_input() -> None:
     for plan in (Plan("cpu", micro_batch=3), Plan("cpu", accumulate=2)):
         ours, theirs = Normalising(), Normalising()
-        loop = Loop(ours, torch.optim.SGD(ours.parameters(), 0.0), nn.CrossEntropyLoss(), device="cpu", plan=plan)
+        loop = loop_of(ours, 0.0, loss=nn.CrossEntropyLoss(), plan=plan)
         batch = (numbers(8, 6), torch.arange(8) % 3)
         parts = [batch] if plan.accumulate == 1 else [tuple(t[:5] for t in batch), tuple(t[5:] for t in batch)]
         for each in parts:
@@ -181,24 +173,10 @@ def test_a_model_that_writes_into_its_input() -> None:
         torch.testing.assert_close(gradients(ours), gradients(theirs), rtol=1e-4, atol=1e-6)
 
 
-def test_only_ignored_targets_in_a_micro_batch() -> None:
-    """By hand its loss is 0/0, and so is its gradient."""
-    targets = torch.tensor([-100, -100, -100, -100, 1, 2, 0, 1])
-    for loss in (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1)):
-        model = network()
-        whole = loss(model(numbers(8, 6)), targets)
-        whole.backward()
-        ours = network()
-        plan = Plan("cpu", micro_batch=2)
-        loop = Loop(ours, torch.optim.SGD(ours.parameters(), 0.0), loss, device="cpu", plan=plan)
-        assert loop.step((numbers(8, 6), targets)).item() == pytest.approx(whole.item(), rel=1e-5)
-        torch.testing.assert_close(gradients(ours), gradients(model), rtol=1e-4, atol=1e-6)
-
-
 def test_ignored_targets_that_come_later() -> None:
     """The first batches show none, so that weighing by items would do for them."""
     ours, theirs = network(), network()
-    loop = Loop(ours, torch.optim.SGD(ours.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu", accumulate=2)
+    loop = loop_of(ours, loss=nn.CrossEntropyLoss(), accumulate=2)
     other = torch.optim.SGD(theirs.parameters(), 0.1)
     for number in range(8):
         x, y = numbers(8, 6, seed=number), torch.arange(8) % 3
@@ -275,8 +253,7 @@ def test_an_objective_with_state_is_not_called_more_often_when_batches_accumulat
         calls.append(len(batch[0]))
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    model = network()
-    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", accumulate=2)
+    loop = loop_of(network(), objective=objective, accumulate=2)
     for number in range(6):
         loop.step((numbers(9, 6, seed=number), torch.arange(9) % 3))
     assert calls == [9] * 6
@@ -289,8 +266,7 @@ def test_an_objective_with_state_whose_loss_cannot_be_read_is_told() -> None:
         calls.append(len(batch[0]))
         return F.mse_loss(model(batch[0]), batch[1]).sqrt()
 
-    model = network()
-    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", accumulate=2)
+    loop = loop_of(network(), objective=objective, accumulate=2)
     with pytest.warns(PlanWarning, match=r"not known.*calls.*weighed by items"):
         steps(loop, [(numbers(9, 6, seed=number), numbers(9, 3, seed=number)) for number in range(4)])
     assert calls == [9] * 4
@@ -305,8 +281,7 @@ def test_what_is_changed_once_is_not_said_to_change_in_each_call(always: bool) -
         config["kind"] = config.get("kind", 0) + 1 if always else 1
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    model = network()
-    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", micro_batch=3)
+    loop = loop_of(network(), objective=objective, micro_batch=3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PlanWarning)
         steps(loop, [(numbers(9, 6, seed=number), torch.arange(9) % 3) for number in range(3)])
@@ -327,8 +302,7 @@ def test_masks_that_numpy_draws_for_each_item_do_not_couple_them(setting: dict[s
 
     batches = [(numbers(9, 6, seed=number), torch.arange(9) % 3) for number in range(4)]
     for objective, words in ((masked, None), (coupled, "not that of its micro-batches")):
-        model = network()
-        loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", **setting)
+        loop = loop_of(network(), objective=objective, **setting)
         with warnings.catch_warnings():
             warnings.simplefilter("error", PlanWarning)
             if words is None:
@@ -341,13 +315,7 @@ def test_masks_that_numpy_draws_for_each_item_do_not_couple_them(setting: dict[s
 def test_the_plan_can_refuse_every_cut() -> None:
     model = network()
     model.register_forward_hook(_run_out)
-    loop = Loop(
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        nn.CrossEntropyLoss(),
-        device="cpu",
-        plan=Plan("cpu", split="off"),
-    )
+    loop = loop_of(model, loss=nn.CrossEntropyLoss(), plan=Plan("cpu", split="off"))
     with pytest.raises(DoesNotFit, match="must not be cut"):
         loop.step((numbers(9, 6), torch.arange(9) % 3))
 
@@ -371,9 +339,6 @@ def test_a_split_that_is_none(split: Any) -> None:
         Plan("cpu", split=split)
     with pytest.raises(BadArgument, match="split="):
         survive_oom(network(), nn.MSELoss(), split=split)
-
-
-def test_micro_batches_that_must_not_be() -> None:
     with pytest.raises(BadArgument, match="never cuts"):
         Plan("cpu", micro_batch=3, split="off")
 
@@ -405,42 +370,10 @@ def test_optimizers_that_step_in_the_backward_pass_do_not_step_twice() -> None:
     with pytest.raises(DoesNotFit, match=r"(?s)hooks.*several times for one batch.*fix:"):
         backward(does_not)
     assert all(map(torch.equal, before, model.parameters()))
-    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu", plan="plain")
+    loop = loop_of(model, loss=nn.CrossEntropyLoss(), plan="plain")
     with pytest.warns(MemoryWarning), pytest.raises(DoesNotFit, match="hooks"):
         loop.step(does_not)
     assert all(map(torch.equal, before, model.parameters()))
-
-
-def test_batch_normalisation_is_named_once() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    batch = (numbers(8, 6), torch.arange(8) % 3)
-    model.register_forward_hook(_run_out)
-    backward = survive_oom(model, nn.CrossEntropyLoss())
-    with pytest.warns(PlanWarning, match="batch normalisation .1. sees each micro-batch"):
-        backward(batch)
-    backward(batch)
-
-
-@pytest.mark.parametrize("size", [1, 4, 16])
-@pytest.mark.parametrize("kind", ["criterion", "objective", "model"])
-def test_evaluation_does_not_depend_on_the_size_of_batches(size: int, kind: str) -> None:
-    loss = nn.CrossEntropyLoss(ignore_index=0, weight=torch.tensor([1.0, 0.3, 4.0]))
-    x, y = numbers(16, 6), torch.arange(16) ** 2 % 3
-    y[:4] = 0
-    model = network()
-
-    class Own(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-            return {"loss": loss(model(x), y)}
-
-    goal: dict[str, Any] = {
-        "criterion": {"loss": loss},
-        "objective": {"objective": lambda model, batch: loss(model(batch[0]), batch[1])},
-        "model": {"objective": lambda _, batch: Own()(*batch)["loss"]},
-    }[kind]
-    batches = list(zip(x.split(size), y.split(size), strict=True))
-    expected = loss(model(x), y).item()
-    assert evaluate(model, batches, **goal)["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_an_evaluation_whose_loss_depends_on_the_memory_is_warned_of() -> None:
@@ -488,48 +421,6 @@ def test_another_size_of_micro_batches_is_compared_again() -> None:
         backward(batch)
 
 
-def test_a_gradient_that_is_not_that_of_the_parts_is_told_where_the_loss_is() -> None:
-    def objective(model: nn.Module, batch: Any) -> Tensor:
-        a, b = F.cross_entropy(model(batch[0]), batch[1]), model(batch[0]).square().mean()
-        return a + b * (a.detach() / b.detach())
-
-    batch = (numbers(8, 6) * torch.arange(1, 9)[:, None], torch.arange(8) % 3)
-    with pytest.raises(BadArgument, match="the gradient is not that of its micro-batches"):
-        step(network(), batch, Plan("cpu", micro_batch=3), objective=objective)
-
-
-def test_losses_that_need_gradients_of_their_own_are_compared() -> None:
-    def objective(model: nn.Module, batch: Any) -> Tensor:
-        x = batch[0].clone().requires_grad_()
-        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        return F.cross_entropy(model(x), batch[1]) + slope.norm(dim=1).mean() ** power
-
-    batch = (numbers(9, 6) * torch.arange(1, 10)[:, None], torch.arange(9) % 3)
-    power = 1
-    assert_whole(network, batch, Plan("cpu", micro_batch=4), objective)
-    power = 2
-    with pytest.raises(BadArgument, match="not that of its micro-batches"):
-        step(network(), batch, Plan("cpu", micro_batch=4), objective=objective)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_an_evaluation_finds_what_a_loss_is_the_mean_over(size: int) -> None:
-    losses = {
-        "mean(0).sum()": lambda m, b: (m(b[0]) - b[1]).square().mean(0).sum(),
-        "sum(0) / len": lambda m, b: ((m(b[0]) - b[1]).square().sum(0) / len(b[0])).mean(),
-        "one by one": lambda m, b: sum((m(x) - y).square().mean() for x, y in zip(*b, strict=True)) / len(b[0]),
-        "a mask": lambda m, b: ((m(b[0]) - b[1]).square().mean(1) * (b[0][:, 0] > 0)).sum() / (b[0][:, 0] > 0).sum(),
-    }
-    model, x, y = network(), numbers(8, 6), numbers(8, 3, seed=2)
-    for name, objective in losses.items():
-        expected = objective(model, (x, y)).item()
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            found = evaluate(model, list(zip(x.split(size), y.split(size), strict=True)), objective=objective)["loss"]
-        assert found == pytest.approx(expected, rel=1e-5) or told, name
-        assert size == 1 or not told, name
-
-
 def test_a_head_that_begins_with_zeros_is_compared_again() -> None:
     """All micro-batches have the same loss at first, whatever they are weighed by."""
 
@@ -541,21 +432,31 @@ def test_a_head_that_begins_with_zeros_is_compared_again() -> None:
     nn.init.zeros_(model[2].weight)
     nn.init.zeros_(model[2].bias)
     plan = Plan("cpu", micro_batch=3)
-    loop = Loop(model, torch.optim.SGD(model.parameters(), 5.0), objective=objective, device="cpu", plan=plan)
+    loop = loop_of(model, 5.0, objective=objective, plan=plan)
     batch = (numbers(8, 6), torch.arange(8) % 3, torch.tensor([1.0, 0, 0, 0, 0, 1, 1, 1]))
     with pytest.raises(BadArgument, match="averages over something else"):
         steps(loop, [batch] * 3)
 
 
-@pytest.mark.parametrize("how", ["criterion", "objective"])
-def test_compiled_losses_count_their_targets(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _aot_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="aot_eager", dynamic=False))
+
+
+def own_mask(model: nn.Module, batch: Any) -> Tensor:
+    each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return (each * batch[2]).sum() / batch[2].sum()
+
+
+@pytest.mark.usefixtures("_aot_eager")
+@pytest.mark.parametrize("how", ["criterion", "objective"])
+def test_compiled_losses_count_their_targets(how: str) -> None:
     loss = nn.CrossEntropyLoss(ignore_index=0, weight=torch.tensor([1.0, 0.3, 4.0]))
     goal: Any = {"loss": loss} if how == "criterion" else {"objective": lambda m, batch: loss(m(batch[0]), batch[1])}
     ours, theirs = network(), network()
     plan = Plan("cpu", compile="default", accumulate=2)
-    loop = Loop(ours, torch.optim.SGD(ours.parameters(), 0.1), device="cpu", plan=plan, **goal)
+    loop = loop_of(ours, plan=plan, **goal)
     other = torch.optim.SGD(theirs.parameters(), 0.1)
     for number in range(4):
         x, y = numbers(8, 6, seed=number), (torch.arange(8) + number) ** 2 % 3
@@ -567,21 +468,15 @@ def test_compiled_losses_count_their_targets(how: str, monkeypatch: pytest.Monke
     torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()), rtol=1e-4, atol=1e-6)
 
 
-def test_a_compiled_objective_with_a_mask_of_its_own_says_that_it_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="aot_eager", dynamic=False))
-
-    def objective(model: nn.Module, batch: Any) -> Tensor:
-        each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        return (each * batch[2]).sum() / batch[2].sum()
-
+@pytest.mark.usefixtures("_aot_eager")
+def test_a_compiled_objective_with_a_mask_of_its_own_says_that_it_runs_eagerly() -> None:
     ours, theirs = network(), network()
     plan = Plan("cpu", compile="default", accumulate=2)
-    loop = Loop(ours, torch.optim.SGD(ours.parameters(), 0.0), objective=objective, device="cpu", plan=plan)
+    loop = loop_of(ours, 0.0, objective=own_mask, plan=plan)
     x, y, mask = numbers(8, 6), torch.arange(8) % 3, torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 1])
     with pytest.warns(PlanWarning, match="runs eagerly"):
         steps(loop, zip(x.split(4), y.split(4), mask.split(4), strict=True))
-    objective(theirs, (x, y, mask)).backward()
+    own_mask(theirs, (x, y, mask)).backward()
     torch.testing.assert_close(gradients(ours), gradients(theirs), rtol=1e-4, atol=1e-6)
 
 
@@ -589,13 +484,7 @@ def test_an_objective_with_a_mask_of_its_own_is_tuned_without_a_word_of_compilin
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 1)
-
-    def objective(model: nn.Module, batch: Any) -> Tensor:
-        each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        return (each * batch[2]).sum() / batch[2].sum()
-
-    model = network()
-    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", micro_batch=3)
+    loop = loop_of(network(), objective=own_mask, micro_batch=3)
     batches = [(numbers(8, 6), torch.arange(8) % 3, torch.rand(8)) for _ in range(4)]
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -609,14 +498,7 @@ def test_evaluation_cuts_time_first_batches_as_the_plan_says() -> None:
     expected = last_step(model, TIME_FIRST).item()
     model.register_forward_hook(_run_out)
     plan = Plan("cpu", split=1)
-    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu", plan=plan)
+    loop = loop_of(model, loss=nn.CrossEntropyLoss(), plan=plan)
     assert loop.evaluate([TIME_FIRST])["loss"] == pytest.approx(expected, rel=1e-5)
     with pytest.raises(DoesNotFit, match="must not be cut"):
         evaluate(model, [TIME_FIRST], loss=nn.CrossEntropyLoss(), split="off")
-
-
-def test_items_of_time_first_batches_are_counted_where_they_are() -> None:
-    model = TimeFirst()
-    plan = Plan("cpu", split=1)
-    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu", plan=plan)
-    assert loop.fit([TIME_FIRST] * 5, progress=False).epochs[0].items == 50

@@ -5,7 +5,6 @@ import random
 import signal
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,9 +23,10 @@ from hotloop import Loop, Plan, Report
 from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, HotloopError
-from hotloop.training.progress import Display
+from hotloop.training.display import Display
 
 from ..thorough import THOROUGH, tries
+from .conftest import at_step, signalled
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation")  # in batches that are accumulated
 ITEMS, BATCH = 45, 6  # eight batches, the last with three items
@@ -85,10 +85,6 @@ def momentum(parameters: Any, lr: float) -> torch.optim.SGD:
     return torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True)
 
 
-def one_cycle() -> Script:
-    return script(lambda o: OneCycleLR(o, 0.05, total_steps=24), momentum, clip_norm=0.5)
-
-
 def per_epoch() -> Script:
     return script(lambda o: StepLR(o, 1, 0.5), schedule="epoch")
 
@@ -120,58 +116,8 @@ def half_precision() -> Script:
     return made
 
 
-class Pair(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.generator = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6))
-        self.critic = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
-
-
-def fooled(model: Any, batch: Any) -> Tensor:
-    return -model.critic(model.generator(torch.randn(len(batch[0]), 2))).mean()
-
-
-def told_apart(model: Any, batch: Any) -> Tensor:
-    made = model.generator(torch.randn(len(batch[0]), 2)).detach()
-    return nn.functional.softplus(-model.critic(batch[0])).mean() + nn.functional.softplus(model.critic(made)).mean()
-
-
-def gan() -> Script:
-    model = Pair()
-    optimizers = {
-        "critic": torch.optim.Adam(model.critic.parameters(), 0.01),
-        "generator": torch.optim.RMSprop(model.generator.parameters(), 0.01),
-    }
-    objectives = {"critic": told_apart, "generator": fooled}
-    return Script(Loop(model, optimizers, objective=objectives, device="cpu", plan="plain"), shuffled())
-
-
 def global_order() -> Script:
     return script(loader=lambda: shuffled(own=False))
-
-
-class Augmented(Dataset[Any]):
-    """Items that are other ones each time, by all three generators that people use."""
-
-    def __init__(self) -> None:
-        self.inputs, self.targets = points()
-
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        noise = torch.rand(6) + random.random() + float(np.random.rand())  # noqa: S311
-        return self.inputs[index] + 0.1 * noise, self.targets[index]
-
-
-def augmenting() -> Script:
-    return script(loader=lambda: shuffled(dataset=Augmented()))
-
-
-def workers() -> Script:
-    made = script(loader=lambda: shuffled(dataset=Augmented(), num_workers=2))
-    return replace(made, more={})
 
 
 class Moving(nn.Module):
@@ -201,24 +147,6 @@ def moving() -> Script:
     return script(model=Moving)
 
 
-class Weighed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3))
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        if self.training:
-            self.seen += 1
-        return nn.functional.cross_entropy(output * self.scale, target) + 0.01 * self.scale.square().sum()
-
-
-def criterion_that_learns() -> Script:
-    model, criterion = network(), Weighed()
-    optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()], 0.01)
-    return Script(Loop(model, optimizer, criterion, device="cpu", plan="plain"), shuffled())
-
-
 class Goal(nn.Module):
     """An objective that is a module with weights of its own."""
 
@@ -233,52 +161,12 @@ class Goal(nn.Module):
         return loss + 0.1 * self.average
 
 
-def objective_that_learns() -> Script:
-    model, goal = network(), Goal()
-    optimizer = torch.optim.Adam([*model.parameters(), *goal.parameters()], 0.01)
+def weights_outside_the_model() -> Script:
+    """Of the objective, and of no module at all."""
+    model, goal, sharpness = network(), Goal(), nn.Parameter(torch.ones(()))
+    model[-1].register_forward_hook(lambda module, given, output: output * sharpness)
+    optimizer = torch.optim.Adam([*model.parameters(), *goal.parameters(), sharpness], 0.01)
     return Script(Loop(model, optimizer, objective=goal, device="cpu", plan="plain"), shuffled())
-
-
-def weight_without_a_module() -> Script:
-    model, sharpness = network(), nn.Parameter(torch.ones(()))
-    optimizer = torch.optim.Adam([*model.parameters(), sharpness], 0.01)
-
-    def objective(model: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[0]) * sharpness, batch[1])
-
-    return Script(Loop(model, optimizer, objective=objective, device="cpu", plan="plain"), shuffled())
-
-
-def plain_list() -> Script:
-    return script(loader=lambda: list(zip(*(each.split(BATCH) for each in points()), strict=True)))
-
-
-class Talker(nn.Module):
-    """Takes and returns what a model of Hugging Face does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.embed, self.drop, self.head = nn.Embedding(11, 8), nn.Dropout(0.2), nn.Linear(8, 11)
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        scores = self.head(self.drop(self.embed(input_ids)))
-        return {"loss": nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten()), "logits": scores}
-
-
-class Words(Dataset[Any]):
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        ids = (torch.arange(5) * (index + 1)) % 11
-        return {"input_ids": ids, "labels": ids.roll(-1)}
-
-
-def dicts() -> Script:
-    model = Talker()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
-    return Script(Loop(model, optimizer, device="cpu", plan="plain"), shuffled(dataset=Words()))
 
 
 def resident() -> Script:
@@ -302,27 +190,9 @@ def trained_before() -> Script:
     return made
 
 
-SCRIPTS = [
-    trained_before,
-    one_cycle,
-    per_epoch,
-    plateau,
-    plateau_without_evaluation,
-    schedules_in_a_row,
-    accumulated,
-    half_precision,
-    gan,
-    global_order,
-    augmenting,
-    workers,
-    moving,
-    criterion_that_learns,
-    objective_that_learns,
-    weight_without_a_module,
-    plain_list,
-    dicts,
-    resident,
-    shuffled_evaluation,
+SCRIPTS = [  # others are killed in the zoo
+    *(trained_before, plateau_without_evaluation, schedules_in_a_row, half_precision),
+    *(global_order, weights_outside_the_model, shuffled_evaluation),
 ]
 
 
@@ -339,20 +209,6 @@ class Ended:
 def ended(made: Script, report: Report, lives: int = 1) -> Ended:
     tensors, state = pack(made.loop.state_dict())
     return Ended(report, state, {name: tensor.clone() for name, tensor in tensors.items()}, lives)
-
-
-def interrupt_at(loop: Loop, step: int, signum: int) -> None:
-    """Send this process a signal in the middle of the step with this number, counted from now."""
-    plain, left = loop.step, step
-
-    def counting(batch: Any) -> Tensor:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            signal.raise_signal(signum)
-        return plain(batch)
-
-    loop.step = counting  # type: ignore[method-assign]
 
 
 def started(build: Callable[[], Script], life: int = 1) -> Script:
@@ -379,7 +235,7 @@ def broken(
         for life in range(1, 200):
             made = started(build, life)
             if (stop := next(left, None)) is not None:
-                interrupt_at(made.loop, stop, signum)
+                at_step(made.loop, stop, signalled(signum))
             options = {"save": folder, "every": "1h", "resume": True, "progress": False} | more
             report = made.loop.fit(made.loader, epochs=epochs, **options, **made.more)
             if not report.interrupted:
@@ -404,20 +260,27 @@ def same(one: Ended, other: Ended) -> None:
         assert getattr(reports[0], name) == getattr(reports[1], name), name
 
 
+def assert_resumed_alike(build: Callable[[], Script], stops: list[int], epochs: int) -> None:
+    """A run that is stopped after so many steps of each of its lives ends as one that was not, to the bit."""
+    stopped = broken(build, stops, epochs)
+    assert stopped.lives > 1
+    same(unbroken(build, epochs), stopped)
+
+
 @pytest.mark.parametrize("build", SCRIPTS, ids=[build.__name__ for build in SCRIPTS])
 def test_a_run_that_is_stopped_ends_as_one_that_was_not(build: Callable[[], Script]) -> None:
     epochs, stops = tries(2, 3), [10]  # in the second epoch, when everything has moved
     if THOROUGH:
-        stops = [3, 7] if build is workers else [1, 6, 9, 3]
+        stops = [1, 6, 9, 3]
     whole = unbroken(build, epochs)
     stopped = broken(build, stops, epochs)
     assert stopped.lives >= max(2, len(stops)), "windows of accumulation are completed first"
     same(whole, stopped)
 
 
-@settings(max_examples=tries(3, 12), deadline=None)
+@settings(max_examples=tries(2, 12), deadline=None)
 @given(
-    build=st.sampled_from([accumulated, plateau, gan, resident, augmenting]),
+    build=st.sampled_from([accumulated, plateau, resident, moving]),
     stops=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     signum=st.sampled_from([signal.SIGTERM, signal.SIGINT]),
 )
@@ -426,23 +289,11 @@ def test_wherever_it_is_stopped(build: Callable[[], Script], stops: list[int], s
     same(unbroken(build), broken(build, stops, signum=signum))
 
 
-def test_a_time_limit_that_is_over_after_every_batch() -> None:
-    limited = broken(per_epoch, [], epochs=2, time_limit=1e-9)
-    assert limited.lives == 17, "sixteen batches, and a last life that ends the epoch"
-    same(unbroken(per_epoch, epochs=2), limited)
-
-
-def test_checkpoints_in_the_middle_change_nothing() -> None:
+def test_checkpoints_in_the_middle_and_time_limits_change_nothing() -> None:
     same(unbroken(accumulated), broken(accumulated, [5, 9], every="1 steps"))
-
-
-def test_more_epochs_than_before_go_on(tmp_path: Path) -> None:
-    options = {"save": tmp_path, "resume": True, "progress": False}
-    made = started(per_epoch)
-    made.loop.fit(made.loader, epochs=2, **options, **made.more)
-    made = started(per_epoch, 2)
-    report = made.loop.fit(made.loader, epochs=3, **options, **made.more)
-    same(unbroken(per_epoch), ended(made, report))
+    limited = broken(per_epoch, [], epochs=1, time_limit=1e-9)
+    assert limited.lives == 9, "eight batches, and a last life that ends the epoch"
+    same(unbroken(per_epoch, epochs=1), limited)
 
 
 def test_a_longer_schedule_goes_on_from_where_it_was(tmp_path: Path) -> None:
@@ -479,18 +330,8 @@ def test_the_same_loop_goes_on_in_a_notebook() -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = started(moving_and_accumulating)
         options = {"save": folder, "every": "1 steps", "resume": True, "progress": False, "epochs": 3, **made.more}
-        plain, calls = made.loop.step, 0
-
-        def twice(batch: Any) -> Tensor:
-            nonlocal calls
-            calls += 1
-            loss = plain(batch)
-            if calls in (5, 11):
-                signal.raise_signal(signal.SIGINT)
-                signal.raise_signal(signal.SIGINT)
-            return loss
-
-        made.loop.step = twice  # type: ignore[method-assign]
+        for step in (5, 11):
+            at_step(made.loop, step, signalled(signal.SIGINT, 2), after=True)
         reports = [made.loop.fit(made.loader, **options) for _ in range(3)]
         assert [report.interrupted for report in reports] == [True, True, False]
         notebook = ended(made, reports[-1])
@@ -507,20 +348,13 @@ def test_what_came_after_the_checkpoint_is_undone_in_a_notebook(stops: int, phas
     """What a model keeps is as it was at the checkpoint, though nothing was saved of what had not changed by then."""
     made = started(moving)
     options = {"save": tmp_path, "every": "5 steps", "resume": True, "progress": False, "epochs": 3}
-    plain, calls = made.loop.step, 0
 
-    def twice(batch: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        loss = plain(batch)
-        while calls == 6 and not any(path.name.startswith("step-") for path in tmp_path.iterdir()):
-            time.sleep(0.01)  # that of step 5 is written, so that the next is taken when it is due
-        if calls == stops:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-        return loss
+    def is_written() -> None:  # that of step 5, so that the next is taken when it is due
+        while not any(path.name.startswith("step-") for path in tmp_path.iterdir()):
+            time.sleep(0.01)
 
-    made.loop.step = twice  # type: ignore[method-assign]
+    at_step(made.loop, 6, is_written, after=True)
+    at_step(made.loop, stops, signalled(signal.SIGINT, 2), after=True)
     made.loop.fit(made.loader, **options)
     assert made.loop.model.phase == "late"
     made.loop.model.inner[3].p = 0.5  # by hand
@@ -534,17 +368,6 @@ def test_what_came_after_the_checkpoint_is_undone_in_a_notebook(stops: int, phas
 
 def moving_and_accumulating() -> Script:
     return script(model=Moving, accumulate=3)
-
-
-def test_a_report_covers_the_whole_run() -> None:
-    whole, stopped = unbroken(per_epoch), broken(per_epoch, [3, 4, 5])
-    report = stopped.report
-    assert report.resumed == 3
-    assert report.steps == whole.report.steps == 24
-    assert [epoch.number for epoch in report.epochs] == [1, 2, 3]
-    assert [epoch.items for epoch in report.epochs] == [ITEMS] * 3
-    assert sum(epoch.seconds for epoch in report.epochs) <= report.seconds
-    assert 0 < report.saving <= report.seconds
 
 
 def test_how_an_optimizer_computes_is_a_setting(tmp_path: Path) -> None:
@@ -582,24 +405,13 @@ def two_optimizers() -> Script:
     return Script(Loop(model, halves, nn.CrossEntropyLoss(), device="cpu", plan="plain"), shuffled())
 
 
-def with_a_scheduler() -> Script:
-    return per_epoch()
-
-
-def loss_with_weights() -> Script:
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
-    return Script(Loop(model, optimizer, Weighed(), device="cpu", plan="plain"), shuffled())
-
-
 OTHERS = {
     other_model: r"another model: 9 tensors differ .*; 0\.bias is float32\[9\] here and float32\[8\] in the checkpoint",
     other_optimizer: "the optimizer is SGD here and AdamW in the checkpoint",
     more_groups: "1 tensor differs .*number 1 is float32.* here and not there",
     parameters_in_another_order: "in another order than in the checkpoint: 4.bias for 0.weight",
     two_optimizers: "has 1 optimizers, and this loop has 2",
-    with_a_scheduler: "has 0 schedulers, and this loop has 1",
-    loss_with_weights: "another CrossEntropyLoss|another Weighed",
+    per_epoch: "has 0 schedulers, and this loop has 1",
 }
 
 
@@ -678,27 +490,16 @@ def test_what_the_person_asks_for_comes_before_the_plan_of_the_checkpoint() -> N
     assert (loop.plan.accumulate, loop.plan.precision, loop.plan.clip_norm, loop.plan.fused) == (1, "fp32", 0.1, True)
 
 
-def test_weights_whose_shapes_the_first_batch_decides() -> None:
-    def build() -> Script:
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
-        optimizer = torch.optim.AdamW(model.parameters(), 0.02)
-        return Script(Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain"), shuffled())
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Lazy modules", UserWarning)
-        same(unbroken(build), broken(build, [3, 2]))
-
-
 # On a GPU
 
 
-def on_a_gpu(**plan: Any) -> Script:
+def on_a_gpu(device: str = "cuda", **plan: Any) -> Script:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
     optimizer = torch.optim.AdamW(model.parameters(), 0.02)
     scheduler = OneCycleLR(optimizer, 0.02, total_steps=32, cycle_momentum=False)
-    loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cuda", plan=Plan("cuda", **plan), scheduler=scheduler)
+    chosen = Plan(device, **plan) if plan else "auto"
+    loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device=device, plan=chosen, scheduler=scheduler)
     return Script(loop, shuffled(), held_out())
 
 
@@ -756,15 +557,12 @@ def test_nothing_waits_where_a_loop_tells_its_state(no_waits) -> None:
 def test_a_run_of_a_gpu_goes_on_without_one(tmp_path: Path) -> None:
     made = on_a_gpu(stream="resident", graph=4)
     first = made.loop.fit(made.loader, epochs=1, save=tmp_path, progress=False)
-    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
-    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
-    scheduler = OneCycleLR(optimizer, 0.02, total_steps=32, cycle_momentum=False)
-    loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", scheduler=scheduler)
-    report = loop.fit(shuffled(), epochs=2, save=tmp_path, resume=True, progress=False)
+    here = on_a_gpu("cpu").loop
+    report = here.fit(shuffled(), epochs=2, save=tmp_path, resume=True, progress=False)
     assert (report.device, report.steps, report.resumed) == ("cpu", 16, 1)
     assert report.epochs[0] == first.epochs[0]
-    assert loop.plan.graph == 0
-    assert optimizer.param_groups[0]["lr"] < 0.02
+    assert here.plan.graph == 0
+    assert here.optimizers[0].param_groups[0]["lr"] < 0.02
 
 
 def test_a_loop_has_a_state_dict_as_everything_in_pytorch_has() -> None:
@@ -833,16 +631,16 @@ def test_a_model_whose_hook_leaves_weights_out_of_its_state(tmp_path: Path, froz
     first = build()
     first.fit(shuffled(), save=tmp_path, progress=False)
     again = build()
-    before = again.model[1].weight.detach().clone()  # type: ignore[index,union-attr]
+    before = again.model[1].weight.detach().clone()
     if frozen:
         again.fit(shuffled(), save=tmp_path, resume=True, progress=False)
-        assert torch.equal(again.model[1].weight, first.model[1].weight)  # type: ignore[index,union-attr]
+        assert torch.equal(again.model[1].weight, first.model[1].weight)
         with pytest.warns(CheckpointWarning, match=r"differ in: 0\.weight, 0\.bias"):
             build().fit(shuffled(), epochs=2, save=tmp_path, resume=True, progress=False)
     else:
         with pytest.raises(BadArgument, match=r"load_state_dict differ in 0\.weight, 0\.bias"):
             again.fit(shuffled(), save=tmp_path, resume=True, progress=False)
-        assert torch.equal(again.model[1].weight, before), "nothing has changed"  # type: ignore[index,union-attr]
+        assert torch.equal(again.model[1].weight, before), "nothing has changed"
 
 
 AGREED = {"ranks": 1, "windows": 3, "unit": 8.0, "ratio": None, "on_device": False, "is_sum": False}

@@ -15,6 +15,8 @@ from hotloop import Loop
 from hotloop.errors import LossNotFinite
 from hotloop.training.watch import MOST_POINTS, MOST_SINGLE, Watch
 
+from ..thorough import tries
+
 CPU = torch.device("cpu")
 
 
@@ -63,16 +65,6 @@ def test_a_run_that_diverges_is_told_to_slow_down() -> None:
     loop = Loop(model, torch.optim.SGD(model.parameters(), 1e6), nn.MSELoss(), device="cpu")
     with pytest.raises(LossNotFinite, match="lower the learning rate; clip the gradient"):
         loop.fit([(torch.ones(4, 3), torch.ones(4, 2))], epochs=200, progress=False)
-
-
-def test_means_weigh_batches_by_their_items() -> None:
-    watch = Watch(CPU, single=True)
-    watch.begin_epoch()
-    for value, count in ((1.0, 3), (5.0, 1)):
-        watch.see({"loss": torch.tensor(value)}, count)
-    assert watch.means() == {"loss": 2.0}
-    assert watch.latest == 5.0
-    assert watch.items == 4
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
@@ -155,7 +147,7 @@ def accelerated() -> Watch:
 
 @pytest.mark.parametrize("make", [accelerated, lambda: Watch(CPU, single=True)], ids=["accelerator", "cpu"])
 @given(batches=st.lists(st.tuples(st.floats(-10, 10, width=32), st.integers(1, 9)), min_size=1, max_size=80))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=tries(15, 40))
 def test_a_loss_that_is_alone_is_seen_as_others_are(
     make: Callable[[], Watch], batches: list[tuple[float, int]]
 ) -> None:
@@ -175,7 +167,7 @@ STRETCHES = st.tuples(st.lists(LOSSES, min_size=1, max_size=5), st.integers(1, 9
 
 
 @given(stretches=st.lists(STRETCHES, min_size=1, max_size=40), saved_after=st.integers(0, 40))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(20, 60))
 def test_means_are_the_same_however_losses_come_and_wherever_a_run_goes_on(
     stretches: list[tuple[list[tuple[float, float]], int, bool, bool]], saved_after: int
 ) -> None:
@@ -239,5 +231,4 @@ def test_slow_steps_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) ->
         now += 2.0
         watch.see({"loss": torch.tensor(float(step))}, 1)
         seen.append(watch.latest)
-    assert seen[-1] is not None
     assert seen[-1] >= 57

@@ -69,7 +69,7 @@ def test_what_was_around_the_model_that_was_saved_makes_no_difference(tmp_path: 
 @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # of torch.compile itself
 def test_what_is_around_the_model_makes_no_difference(tmp_path: Path) -> None:
     model, within = blocks(), blocks()
-    within[1] = torch.compile(within[1])  # type: ignore[assignment]  # which compiles nothing before it is called
+    within[1] = torch.compile(within[1])  # which compiles nothing before it is called
     torch.save(model.state_dict(), tmp_path / "a.pt")
     for wrapped in (torch.compile(blocks()), nn.DataParallel(blocks()), within):
         assert equal(hotloop.load_weights(wrapped, tmp_path / "a.pt"), model)
@@ -110,7 +110,7 @@ def test_a_model_without_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match=r"weight, bias on the meta device(.|\n)*to_empty"):
         hotloop.load_weights(nn.Linear(2, 1, device="meta"), tmp_path / "a.pt")
     with pytest.raises(BadArgument, match=r"the model is a str(.|\n)*comes first"):
-        hotloop.load_weights(str(tmp_path / "a.pt"), nn.Linear(2, 1))  # type: ignore[type-var, arg-type]
+        hotloop.load_weights(str(tmp_path / "a.pt"), nn.Linear(2, 1))
 
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match=r"(?s)is the best: the run has evaluated nothing.*validate=.*of step 6"):
         hotloop.load_weights(model, tmp_path / "run", "best")
     with pytest.raises(BadArgument, match='choose "last" or "best"'):
-        hotloop.load_weights(model, tmp_path / "run", "first")  # type: ignore[arg-type]
+        hotloop.load_weights(model, tmp_path / "run", "first")
     with pytest.raises(BadArgument, match="do not fit the model; of another shape: weight"):
         hotloop.load_weights(nn.Linear(3, 1), tmp_path / "run")
     with pytest.raises(BadArgument, match=r"missing: 0\.weight, 0\.bias; not of this model: weight, bias"):

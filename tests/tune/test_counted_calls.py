@@ -238,7 +238,6 @@ def test_what_an_objective_only_reads_is_no_obstacle() -> None:
     model = nn.Linear(8, 1)
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cpu")
     loop.fit(batches_of(Pair), progress=False)
-    assert loop.tuning is not None
     assert {t.lever: t.verdict for t in loop.tuning.trials}["fused"] in ("kept", "dropped")
 
 

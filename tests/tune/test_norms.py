@@ -13,14 +13,15 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.levers import LEVERS, Lever
+from hotloop.levers import Lever
 from hotloop.levers.base import LeverRule
 from hotloop.placement.waits import Waits
-from hotloop.tune.gradient_norms import NormWatch
+from hotloop.tune.jumps import NormWatch
 
-LONG = 10**6  # batches
-BEGINS = 115  # batches after which gradients jump: the gate was asked again by then
-STEPS = 160  # looks are after 4 batches, 8, 16, 32, 64, 128
+from .runs import endless, with_lever
+
+BEGINS = 50  # batches after which gradients jump: the gate was asked again by then, and five norms were seen
+STEPS = 80  # looks are after 4 batches, 8, 16, and then every 8
 
 
 class Scaled(torch.autograd.Function):
@@ -93,8 +94,10 @@ def in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotloop.levers.base.HEAVY", 0.0)
     monkeypatch.setattr("hotloop.tune.tuner.SURELY_SLOWER", 100.0)
     monkeypatch.setattr("hotloop.tune.tuner.SLOWER", 100.0)
-    monkeypatch.setattr("hotloop.tune.gradient_norms.FIRST_LOOK", 4)
-    monkeypatch.setattr("hotloop.tune.gradient_norms.LOOKS_SHARE", 1e9)
+    monkeypatch.setattr("hotloop.tune.jumps.FIRST_LOOK", 4)
+    monkeypatch.setattr("hotloop.tune.jumps.LOOKS_SHARE", 1e9)
+    monkeypatch.setattr("hotloop.tune.jumps.MOST_BETWEEN_LOOKS", 8)
+    monkeypatch.setattr("hotloop.tune.jumps.AUDITS", (20, 1000))
 
 
 def data(batches: int = 8) -> DataLoader[Any]:
@@ -110,30 +113,15 @@ def loop_of(device: str = "cpu", kind: Any = torch.optim.Adam, **options: Any) -
     return hotloop.Loop(model, kind(model.parameters(), lr=1e-3), nn.MSELoss(), device=device, **options)
 
 
-class Lines:
-    """A progress display that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, words: str) -> None:
-        self.lines.append(words)
-
-
 def train(loop: hotloop.Loop, steps: int = STEPS, loader: Any = None, times: float = 1.0) -> list[str]:
     """So many steps; after some, gradients are so many times too large. What was told."""
-    told = loop._core.tuner.display = Lines()
-    loop._core.expected = LONG
+    told: list[str] = []
+    loop._core.tuner.say = told.append
     for number, batch in enumerate(itertools.islice(endless(loop, loader or data()), steps)):
         if number == BEGINS:
             loop.model.times.fill_(times)  # type: ignore[operator]
         loop.step(batch)
-    return told.lines
-
-
-def endless(loop: hotloop.Loop, loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loop.batches(loader)
+    return told
 
 
 @pytest.mark.usefixtures("in_bf16")
@@ -143,7 +131,6 @@ def test_a_norm_that_jumps_in_bf16_alone_drops_bf16(options: dict[str, Any], pas
     lines = train(loop, times=1000.0)
     assert loop.plan.precision == "fp32"
     assert loop.plan.fused, "which changes no gradient"
-    assert loop.tuning is not None
     trial = next(each for each in loop.tuning.trials if each.lever == "bf16")
     assert trial.verdict == "dropped"
     assert "the norm of the gradient is" in trial.why
@@ -195,17 +182,15 @@ class Late(Lever):
 @pytest.mark.usefixtures("in_bf16")
 def test_the_next_lever_is_dropped_where_it_was_not_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Late()
-    for module in ("hotloop.levers", "hotloop.tune.knowledge", "hotloop.tune.tuner"):
-        monkeypatch.setattr(f"{module}.LEVERS", (*LEVERS, late))
+    with_lever(late, monkeypatch)
     loop = loop_of()
-    loop._core.expected = LONG
     for number, batch in enumerate(itertools.islice(endless(loop, data()), STEPS)):
         late.times.fill_(1000.0 if number >= BEGINS else 1.0)
         loop.step(batch)
     assert loop.plan.precision == "fp32", "of the two it is the more doubtful"
     assert "late" not in loop.plan.levers
-    assert loop.plan.fused, "with both gone the norm was as before"
-    assert loop._core.tuner.passes == 6
+    assert loop.plan.fused, "with both gone the gradient is that of fp32"
+    assert loop._core.tuner.passes == 7
 
 
 class Counting(Exploding):
@@ -235,15 +220,15 @@ def test_no_norm_is_computed_where_it_could_decide_nothing(
     if why == "effects":
         loop.model.__class__ = Counting
         vars(loop.model)["calls"] = []
-    train(loop, 80)
+    train(loop, 40)
     assert not norms
 
 
 @pytest.mark.usefixtures("in_bf16")
 def test_looks_become_seldom(norms: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.tune.gradient_norms.MOST_BETWEEN_LOOKS", 50)
-    train(loop_of(), 300)
-    assert len(norms) == 9, "after 4 batches, 8, 16, 32, 64, 114, 164, 214, 264"
+    monkeypatch.setattr("hotloop.tune.jumps.MOST_BETWEEN_LOOKS", 16)
+    train(loop_of())
+    assert len(norms) == 6, "after 4 batches, 8, 16, 32, 48, 64"
 
 
 @pytest.mark.usefixtures("in_bf16")
@@ -251,9 +236,9 @@ def test_sparse_gradients_have_no_norm_and_train_on(norms: list[Tensor], tmp_pat
     torch.manual_seed(0)
     model = nn.EmbeddingBag(10, 1, sparse=True)
     loop = hotloop.Loop(model, torch.optim.SparseAdam(model.parameters()), nn.MSELoss(), device="cpu")
-    batches = [(torch.randint(0, 10, (8, 4)), torch.zeros(8, 1)) for _ in range(200)]
-    loop.fit(batches, progress=False, monitor=False, log=tmp_path / "log.csv")
-    assert loop.steps == 200
+    batches = [(torch.randint(0, 10, (8, 4)), torch.zeros(8, 1)) for _ in range(120)]
+    loop.fit(batches, progress=False, monitor=False, log=tmp_path / "log.jsonl")
+    assert loop.steps == 120
     assert loop.plan.precision == "bf16"
     assert not norms
 

@@ -1,6 +1,5 @@
 """The search: it keeps what is measurably faster, pays back and stays true, and says why it dropped the rest."""
 
-import importlib
 import math
 from collections.abc import Callable
 from copy import copy
@@ -16,7 +15,7 @@ from torch import nn
 
 from hotloop.levers import LEVERS, Lever, LeverTarget, levers_of
 from hotloop.plan import Plan, Trial
-from hotloop.tune.search import PlanComparison, Refused, Search
+from hotloop.tune.trial import PlanComparison, Refused, Search
 
 from ..thorough import tries
 
@@ -27,7 +26,8 @@ ROUNDS = 5
 def with_obstacle(lever: Lever, why: str | None) -> Lever:
     """The lever as it is, but for what stands in its way."""
     changed = copy(lever)
-    changed.obstacle = lambda target, plan: why  # type: ignore[method-assign]
+    changed.needs_cuda = False
+    changed.obstacle = changed.impossible = lambda target, plan: why  # type: ignore[method-assign]
     return changed
 
 
@@ -48,7 +48,6 @@ class World:
     refusals: dict[str, str] = field(default_factory=dict)
     together: dict[frozenset[str], float] = field(default_factory=dict)  # a gain that only several give
     plain: float = 1.0  # seconds of a step
-    estimate: float = 10.0  # seconds of a compilation
     wobble: Callable[[int], float] = lambda number: 1.0
     pass_time: Callable[[float], None] = lambda seconds: None
     asked: list[str] = field(default_factory=list)
@@ -69,19 +68,16 @@ class World:
         after = tuple(self.seconds(other) * self.wobble(number) for number in range(ROUNDS))
         return PlanComparison((self.seconds(plan),) * ROUNDS, after, cost)
 
-    def gate(self, plan: Plan) -> tuple[float | None, str | None]:
+    def gate(self, plan: Plan) -> str | None:
         self.gated.append(levers_of(plan))
         rounding = {name for name in levers_of(plan) if FREE[name].tier == "B"}
-        return (0.05, FAR) if self.wrong & rounding else (0.001, None)
-
-    def compile_estimate(self, plan: Plan) -> float:
-        return self.estimate
+        return FAR if self.wrong & rounding else None
 
 
 def search(world: World, *, steps: int | None = 1_000_000, budget: float = 100.0, **options: Any) -> Search:
     model = nn.Linear(1, 1)
     scene = LeverTarget(torch.device("cpu"), model, [torch.optim.SGD(model.parameters())])
-    return Search(world, scene, PLAIN, steps, budget, step=world.plain, **options)
+    return Search(world, scene, PLAIN, steps, budget, world.plain, **options)  # type: ignore[arg-type]
 
 
 def tuned(world: World, *names: str, **options: Any) -> Search:
@@ -108,80 +104,36 @@ def product(names: list[str]) -> Plan:
     return plan
 
 
-def test_what_is_faster_is_kept() -> None:
-    hunt = tuned(World({"fused": 1.5}), "fused")
-    assert hunt.best == replace(PLAIN, fused=True)
-    assert hunt.step == pytest.approx(1 / 1.5)
+@pytest.mark.parametrize(
+    ("gain", "says"), [(1.5, FREE["fused"].what), (1.0, "noise"), (1.009, "noise"), (0.995, "noise"), (0.7, "slower")]
+)
+def test_what_is_faster_is_kept(gain: float, says: str) -> None:
+    hunt, kept_it = tuned(World({"fused": gain}), "fused"), gain == 1.5
+    assert hunt.best == replace(PLAIN, fused=kept_it)
+    assert hunt.step == pytest.approx(1 / 1.5 if kept_it else 1.0)
     told = trial(hunt, "fused")
-    assert (told.verdict, told.tier, told.why) == ("kept", "B", FREE["fused"].what)
-    assert told.gain == told.low == told.high == pytest.approx(1.5)
-    assert told.step == pytest.approx(1 / 1.5)
-    assert told.drift == 0.001
-
-
-@pytest.mark.parametrize(("gain", "says"), [(1.0, "noise"), (1.009, "noise"), (0.995, "noise"), (0.7, "slower")])
-def test_what_is_not_faster_is_dropped(gain: float, says: str) -> None:
-    hunt = tuned(World({"fused": gain}), "fused")
-    assert hunt.best == PLAIN
-    assert hunt.step == 1.0
-    told = trial(hunt, "fused")
-    assert told.verdict == "dropped"
+    assert (told.verdict, told.tier) == ("kept" if kept_it else "dropped", "B")
     assert says in told.why
-    assert told.gain == pytest.approx(gain)
+    assert told.gain == told.low == told.high == pytest.approx(gain)
+    assert told.step == pytest.approx(1 / gain)
 
 
 @pytest.mark.parametrize(("slow_rounds", "verdict"), [(0, "kept"), (1, "kept"), (2, "dropped")])
 def test_a_gain_must_show_in_all_rounds_but_one(slow_rounds: int, verdict: str) -> None:
-    def wobble(number: int) -> float:
-        return 1.5 if number < slow_rounds else 1.0
-
-    hunt = tuned(World({"fused": 1.2}, wobble=wobble), "fused")
+    hunt = tuned(World({"fused": 1.2}, wobble=lambda number: 1.5 if number < slow_rounds else 1.0), "fused")
     assert trial(hunt, "fused").verdict == verdict
     if slow_rounds:
         assert trial(hunt, "fused").low == pytest.approx(1.2 / 1.5)
 
 
-@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=9), st.floats(0.2, 5))
-def test_a_comparison(after: list[float], gain: float) -> None:
-    """The gain is that of the median round, and does not depend on their order or on the unit of time."""
-    one = PlanComparison(tuple(seconds * gain for seconds in after), tuple(after), 0.0)
-    assert one.gain == pytest.approx(gain)
-    assert one.ratios == sorted(one.ratios)
-    turned = PlanComparison(one.before[::-1], one.after[::-1], 0.0)
-    assert (turned.gain, turned.is_above_noise()) == (one.gain, one.is_above_noise())
-    if gain > 1.02 or gain < 1:
-        assert one.is_above_noise() == (gain > 1)
-
-
-def test_levers_build_on_each_other() -> None:
-    world = World({"bf16": 2.0, "fused": 1.5, "pinned memory": 0.8})
-    hunt = tuned(world, "pinned memory", "bf16", "fused")
-    assert hunt.best == replace(PLAIN, precision="bf16", fused=True)
-    assert hunt.step == pytest.approx(1 / 3)
-    assert trial(hunt, "fused").gain == pytest.approx(1.5), "against the best so far, not against the plain plan"
-
-
-def test_what_was_slow_is_tried_again_after_something_else_was_kept() -> None:
-    world = World({"pinned memory": 0.9, "bf16": 2.0}, together={frozenset(["pinned memory", "bf16"]): 3.0})
+@pytest.mark.parametrize("gain", [3.0, 0.5])
+def test_what_was_slow_is_tried_again_after_something_else_was_kept(gain: float) -> None:
+    """It is told once: where it is slow again, as it was first."""
+    world = World({"pinned memory": 0.9, "bf16": 2.0}, together={frozenset(["pinned memory", "bf16"]): gain})
     hunt = tuned(world, "pinned memory", "bf16")
     assert world.asked == ["pinned memory", "bf16", "pinned memory"]
-    assert kept(hunt) == ["bf16", "pinned memory"]
-    assert trial(hunt, "pinned memory").gain == pytest.approx(2.7)
-    assert hunt.step == pytest.approx(1 / (2.0 * 2.7))
-
-
-def test_what_is_slow_twice_is_told_once_and_as_it_was_first() -> None:
-    world = World({"pinned memory": 0.9, "bf16": 2.0}, together={frozenset(["pinned memory", "bf16"]): 0.5})
-    hunt = tuned(world, "pinned memory", "bf16")
-    assert world.asked == ["pinned memory", "bf16", "pinned memory"]
-    assert trial(hunt, "pinned memory").verdict == "dropped"
-    assert trial(hunt, "pinned memory").gain == pytest.approx(0.9)
-
-
-def test_nothing_is_tried_again_where_nothing_has_changed() -> None:
-    world = World({"bf16": 2.0, "pinned memory": 0.9, "fused": 1.0})
-    tuned(world, "bf16", "pinned memory", "fused")
-    assert world.asked == ["bf16", "pinned memory", "fused"]
+    assert kept(hunt) == (["bf16", "pinned memory"] if gain > 1 else ["bf16"])
+    assert trial(hunt, "pinned memory").gain == pytest.approx(2.7 if gain > 1 else 0.9)
 
 
 def test_data_that_lives_on_the_device_is_kept_where_it_does_no_harm() -> None:
@@ -193,51 +145,30 @@ def test_data_that_lives_on_the_device_is_kept_where_it_does_no_harm() -> None:
 @pytest.mark.parametrize(("steps", "verdict"), [(1000, "kept"), (99, "dropped"), (None, "kept")])
 def test_a_lever_pays_back_within_the_run(steps: int | None, verdict: str) -> None:
     """It saves half a second in each step and costs fifty; in a run of unknown length nothing speaks against it."""
-    hunt = tuned(World({"graph": 2.0}, costs={"graph": 50.0}), "graph", steps=steps)
-    told = trial(hunt, "graph")
-    assert told.verdict == verdict
-    assert told.cost == 50.0
-    if verdict == "dropped":
-        assert "costs 50.00 s" in told.why
-        assert "save 49.50 s" in told.why
+    told = trial(tuned(World({"graph": 2.0}, costs={"graph": 50.0}), "graph", steps=steps), "graph")
+    assert (told.verdict, told.cost) == (verdict, 50.0)
+    assert ("costs 50.00 s" in told.why and "save 49.50 s" in told.why) == (verdict == "dropped")
 
 
-def test_a_compilation_is_not_tried_in_a_run_of_unknown_length() -> None:
-    world = World({"compile": 5.0})
-    hunt = tuned(world, "compile", steps=None)
-    assert world.asked == []
-    assert trial(hunt, "compile").verdict == "not tried"
-    assert "length of the run is not known" in trial(hunt, "compile").why
-
-
-@pytest.mark.parametrize(("steps", "tried"), [(5, False), (100, True)])
-def test_a_compilation_is_not_tried_in_a_short_run(steps: int, tried: bool) -> None:
-    world = World({"compile": 5.0}, estimate=20.0)
-    hunt = tuned(world, "compile", steps=steps)
-    assert (world.asked == ["compile"]) == tried
-    assert (trial(hunt, "compile").verdict == "kept") == tried
-    if not tried:
-        assert "would not pay back in a run of 5.00 s" in trial(hunt, "compile").why
-
-
-def test_the_run_counts_as_it_would_be_without_the_compilation() -> None:
-    """What was kept before has made the run short, so that a compilation does not pay any more."""
-    world = World({"bf16": 10.0, "compile": 1.5}, estimate=20.0)
-    assert world.asked == []
-    tuned(world, "compile", steps=100)
-    assert world.asked == ["compile"]
-    world.asked.clear()
-    tuned(world, "bf16", "compile", steps=100)
-    assert world.asked == ["bf16"]
-
-
-def test_a_longer_compilation_must_promise_more() -> None:
-    """A first one may give half as much again; of the next one less is hoped for."""
-    world = World({"compile": 1.5, "max-autotune": 1.2}, estimate=20.0)
-    tuned(world, "compile", "max-autotune", steps=150)
-    assert world.asked == ["compile"]
-    tuned(world, "compile", "max-autotune", steps=1000)
-    assert world.asked == ["compile", "compile", "max-autotune"]
+@pytest.mark.parametrize(
+    ("steps", "tried", "says"),
+    [
+        (None, [], "length of the run is not known"),
+        (5, [], "would not pay back in a run of 5.00 s"),
+        (150, ["compile"], ""),
+        (1000, ["compile", "max-autotune"], ""),  # of which less is hoped for
+    ],
+)
+def test_a_compilation_is_tried_where_it_may_pay(
+    steps: int | None, tried: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotloop.tune.trial.expected_seconds", lambda model, kind: SimpleNamespace(seconds=20.0))
+    world = World({"compile": 1.5, "max-autotune": 1.2})
+    hunt = tuned(world, "compile", "max-autotune", steps=steps)
+    assert world.asked == tried
+    told = trial(hunt, "compile")
+    assert told.verdict == ("kept" if tried else "not tried")
+    assert tried or says in told.why
 
 
 def test_the_gate_drops_what_rounds_too_much_and_is_not_asked_about_what_does_not_round() -> None:
@@ -245,96 +176,42 @@ def test_the_gate_drops_what_rounds_too_much_and_is_not_asked_about_what_does_no
     hunt = tuned(world, "bf16", "pinned memory")
     assert kept(hunt) == ["pinned memory"]
     told = trial(hunt, "bf16")
-    assert (told.verdict, told.why, told.drift, told.gain) == ("dropped", FAR, 0.05, pytest.approx(3.0))
+    assert (told.verdict, told.why, told.gain) == ("dropped", FAR, pytest.approx(3.0))
     assert world.gated == [["bf16"]]
     assert world.asked == ["bf16", "pinned memory"], "what is wrong is not tried again"
 
 
-def test_what_is_not_worth_having_is_not_held_to_the_gate() -> None:
-    world = World({"bf16": 1.0, "fused": 2.0}, costs={"fused": 1e9})
-    hunt = tuned(world, "bf16", "fused")
-    assert kept(hunt) == world.gated == []
-    assert trial(hunt, "bf16").drift is None
+PINNED, LONG = ["pinned memory", "bf16", "tf32"], {"costs": {"compile": 60.0}}
+BUDGETS: dict[str, tuple[dict[str, Any], list[str], float, list[str]]] = {  # what is known, the levers, seconds, tried
+    "a second each": ({}, ["fused", "bf16", "tf32", "graph"], 3.0, ["fused", "bf16", "tf32"]),
+    "refusals take time": ({"refusals": dict.fromkeys(PINNED, "no")}, PINNED, 2.0, PINNED[:2]),
+    "so do second trials": ({"gains": {"bf16": 2.0}}, PINNED[:2], 2.0, PINNED[:2]),
+    "compilations take none": ({"gains": {"compile": 2.0}, **LONG}, ["compile", "graph"], 2.0, ["compile", "graph"]),
+    "nor do they need any": ({"gains": {"compile": 2.0}}, ["bf16", "tf32", "compile"], 1.0, ["bf16", "compile"]),
+}
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that only the contest moves."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(
-        importlib.import_module("hotloop.tune.search"), "time", SimpleNamespace(perf_counter=lambda: clock.now)
-    )
-    return clock
+@pytest.mark.parametrize(("known", "names", "budget", "tried"), BUDGETS.values(), ids=BUDGETS)
+def test_the_time_for_tuning_is_kept(
+    known: dict[str, Any], names: list[str], budget: float, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]  # which only the contest moves
+    monkeypatch.setattr("hotloop.tune.trial.time", SimpleNamespace(perf_counter=lambda: sum(clock)))
+    world = World(pass_time=clock.append, **known)
+    hunt = tuned(world, *names, budget=budget)
+    assert world.asked == tried
+    assert all("used up" in trial(hunt, name).why for name in set(names) - set(tried))
 
 
-def timed_by(clock: SimpleNamespace, **options: Any) -> World:
-    def pass_time(seconds: float) -> None:
-        clock.now += seconds
-
-    return World(pass_time=pass_time, **options)
-
-
-def test_the_time_for_tuning_is_kept(clock: SimpleNamespace) -> None:
-    world = timed_by(clock, gains={"pinned memory": 1.5, "fused": 1.5})
-    hunt = tuned(world, "pinned memory", "bf16", "tf32", "fused", budget=3.0)  # each takes a second
-    assert world.asked == ["pinned memory", "bf16", "tf32"]
-    assert trial(hunt, "fused").verdict == "not tried"
-    assert "used up" in trial(hunt, "fused").why
-    assert hunt.spent == 3.0
-
-
-def test_a_refusal_takes_time_too(clock: SimpleNamespace) -> None:
-    world = timed_by(clock, refusals={"pinned memory": "no", "bf16": "no"})
-    tuned(world, "pinned memory", "bf16", "tf32", budget=2.0)
-    assert world.asked == ["pinned memory", "bf16"]
-
-
-def test_a_compilation_is_not_paid_from_the_time_for_tuning(clock: SimpleNamespace) -> None:
-    world = timed_by(clock, gains={"compile": 2.0, "graph": 2.0}, costs={"compile": 60.0})
-    hunt = tuned(world, "compile", "graph", budget=2.0)
-    assert world.asked == ["compile", "graph"]
-    assert hunt.spent == 2.0
-
-
-def test_a_compilation_is_tried_when_the_time_for_other_trials_is_used_up(clock: SimpleNamespace) -> None:
-    world = timed_by(clock, gains={"compile": 2.0})
-    tuned(world, "bf16", "tf32", "compile", budget=1.0)
-    assert world.asked == ["bf16", "compile"]
-
-
-def test_a_second_trial_needs_time_as_well(clock: SimpleNamespace) -> None:
-    world = timed_by(clock, gains={"bf16": 2.0})
-    hunt = tuned(world, "pinned memory", "bf16", budget=2.0)
-    assert world.asked == ["pinned memory", "bf16"]
-    assert trial(hunt, "pinned memory").verdict == "dropped", "what was measured is not forgotten"
-
-
-def test_a_plan_that_cannot_run_is_dropped_with_the_reason_and_the_search_goes_on() -> None:
-    world = World(
-        {"bf16": 2.0, "pinned memory": 9.0}, refusals={"pinned memory": "the host waits for the device: train.py:7"}
-    )
-    hunt = tuned(world, "pinned memory", "bf16")
+def test_what_cannot_be_pulled_or_run_is_told_and_the_search_goes_on() -> None:
+    world = World(dict.fromkeys(FREE, 2.0), refusals={"pinned memory": "the host waits for the device: train.py:7"})
+    hunt = search(world)
+    hunt.run([with_obstacle(FREE["fused"], "not here"), FREE["pinned memory"], FREE["bf16"]])
+    told = {each.lever: (each.verdict, each.why, each.gain) for each in hunt.trials}
+    assert told["fused"] == ("not tried", "not here", None)
+    assert told["pinned memory"] == ("dropped", "the host waits for the device: train.py:7", None)
     assert kept(hunt) == ["bf16"]
-    told = trial(hunt, "pinned memory")
-    assert (told.verdict, told.why, told.gain) == ("dropped", "the host waits for the device: train.py:7", None)
     assert world.asked == ["pinned memory", "bf16"], "what was refused is not tried again"
-
-
-def test_what_cannot_be_pulled_is_not_tried_and_told_why() -> None:
-    world = World(dict.fromkeys(FREE, 5.0))
-    hunt = search(world)
-    best = hunt.run([with_obstacle(FREE["fused"], "not here"), FREE["graph"]])
-    assert best == replace(PLAIN, graph=1)
-    assert (trial(hunt, "fused").verdict, trial(hunt, "fused").why) == ("not tried", "not here")
-    assert world.asked == ["graph"]
-
-
-def test_what_changes_the_training_is_never_tried() -> None:
-    world = World()
-    hunt = search(world)
-    hunt.run([lever for lever in LEVERS if lever.tier == "C"])
-    assert world.asked == []
-    assert {each.verdict for each in hunt.trials} == {"not tried"}
 
 
 @pytest.mark.parametrize(("step", "order"), [(0.01, ["graph", "bf16", "fused"]), (1.0, ["bf16", "fused", "graph"])])
@@ -342,12 +219,6 @@ def test_a_slow_step_is_recorded_last(step: float, order: list[str]) -> None:
     """Launches are a small part of it, until something has made it fast."""
     world = World({"bf16": 2.0, "graph": 2.0, "fused": 2.0}, plain=step)
     assert kept(tuned(world, "graph", "bf16", "fused")) == order == world.asked
-
-
-def test_what_is_tried_is_told() -> None:
-    told: list[str] = []
-    tuned(World(), "pinned memory", "compile", "fused", steps=None, tell=told.append)
-    assert told == ["pinned memory", "fused"]
 
 
 @settings(deadline=None, max_examples=tries(10, 200))
@@ -390,7 +261,6 @@ def test_the_plan_is_the_product_of_what_was_kept(
     assert not {name for name in wrong if FREE[name].tier == "B"} & set(kept(hunt))
     for each in hunt.trials:
         if each.verdict == "kept":
-            assert each.gain is not None
             assert each.gain > (0.97 if each.lever == "resident" else 1.01)
             if steps is not None and each.lever != "resident":
                 saved = (each.gain - 1) * (each.step or 0) * steps

@@ -2,8 +2,6 @@
 
 import pytest
 
-collect_ignore = ["killing.py", "on_cuda.py"]
-
 
 @pytest.fixture(autouse=True)
 def _no_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

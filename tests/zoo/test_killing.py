@@ -16,6 +16,11 @@ from .trainings import ZOO, Killed, Parts, Training, differences
 EVER = 10**6
 pytestmark = pytest.mark.usefixtures("light_heap")
 ONLY_HERE = (  # what a step that is repeated leaves alone: loaders, schedules, averages, generators that all share
+    "optimizer_with_attributes",
+    "sampler_with_state",
+    "number_in_a_config_object",
+    "loader_of_ones_own",
+    "loader_with_workers",
     "reduce_on_plateau",
     "one_cycle_each_step",
     "layer_unfrozen_in_mid_run",

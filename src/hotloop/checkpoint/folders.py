@@ -1,4 +1,4 @@
-"""Files and folders that survive a crash: synced, locked while they are being made, and never followed as links."""
+"""Files and folders that survive a crash: synced, and never followed as links; the lock of a run's folder."""
 
 import errno
 import hashlib
@@ -79,34 +79,6 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-@contextmanager
-def locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder that others can see is in use. What the block has not given another name is removed."""
-    handle = None
-    for _ in range(3):  # another process may take the folder for dead in the moment before it is locked
-        folder = parent / f"{prefix}{os.getpid()}-{os.urandom(4).hex()}"
-        folder.mkdir()
-        handle = _lock(folder)
-        if handle is not None and folder.is_dir():
-            break
-    try:
-        yield folder
-    finally:
-        remove(folder)
-        if handle is not None:
-            os.close(handle)
-
-
-def remove_dead(folder: Path) -> None:
-    """Remove a folder that `locked_folder` made, unless the process that made it is still writing."""
-    handle = _lock(folder)
-    if handle is not None:
-        try:
-            remove(folder)
-        finally:
-            os.close(handle)
-
-
 def remove(folder: Path) -> None:
     """Remove a checkpoint: the files that hotloop writes and nothing else, whatever a folder may hold."""
     with suppress(OSError):
@@ -116,24 +88,6 @@ def remove(folder: Path) -> None:
         for name in (SUMS, STATE, TENSORS, *filter(_RANK.fullmatch, os.listdir(folder))):  # noqa: PTH208
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
-
-
-def _lock(folder: Path) -> int | None:
-    """A handle that holds the lock of a folder, which the system releases when the process dies; None if it is taken.
-
-    Where a file system has no locks nobody gets one, so nothing there is ever taken for dead.
-    """
-    if sys.platform == "win32":
-        return None
-    handle = None
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if handle is not None:
-            os.close(handle)
-        return None
-    return handle
 
 
 class InUse(Exception):

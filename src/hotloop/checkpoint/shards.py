@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,30 +180,17 @@ def _dcp_header(sources: Sequence[Source], starts: Mapping[str, int]) -> dict[st
 class Assembly:
     """Tensors that are put together from the rows in ranks' files: all rows, or those of one rank of a team."""
 
-    def __init__(
-        self,
-        entries: Mapping[str, ShardEntry],
-        size: int,
-        held: int,
-        team: Team | None = None,
-        wanted: Container[str] | None = None,
-    ) -> None:
-        """`size` ranks have written `held` bytes in all: no more memory is taken for what a file claims.
-
-        Of tensors that are not `wanted` no rows are kept.
-        """
+    def __init__(self, entries: Mapping[str, ShardEntry], size: int, held: int, team: Team | None = None) -> None:
+        """`size` ranks have written `held` bytes in all: no more memory is taken for what a file claims."""
         if any(len(entry.starts) != size + 1 for entry in entries.values()):
             raise ValueError(f"it describes shards of another number of ranks than {size}")
         if sum(entry.nbytes for entry in entries.values()) > held:
             raise ValueError("it describes more than its files hold")
         self._entries, self._team = entries, team
-        self._rows = {
-            name: self._mine(entry) if wanted is None or name in wanted else (0, 0) for name, entry in entries.items()
-        }
+        self._rows = {name: self._mine(entry) for name, entry in entries.items()}
         self._memory = {
             name: torch.empty((stop - start, *entries[name].shape[1:]), dtype=entries[name].dtype, device="cpu")
             for name, (start, stop) in self._rows.items()
-            if wanted is None or name in wanted
         }
 
     def _mine(self, entry: ShardEntry) -> tuple[int, int]:

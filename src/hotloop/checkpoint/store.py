@@ -14,7 +14,7 @@ from typing import Any
 
 from hotloop.checkpoint import folders
 from hotloop.checkpoint.damage import CheckpointWarning, DamagedCheckpoint
-from hotloop.checkpoint.reader import LARGEST_STATE, Checkpoint, load, read_checkpoint, read_sums
+from hotloop.checkpoint.reader import LARGEST_STATE, Checkpoint, read_checkpoint, read_sums
 from hotloop.checkpoint.shards import Team
 from hotloop.checkpoint.sums import STATE, SUMS, TENSORS, Sum, Sums
 from hotloop.checkpoint.tensorfile import HostSource, Source, in_file_order, write_tensors
@@ -22,14 +22,14 @@ from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, OutputError
 from hotloop.printing.text import printable, shorten, size
 
-_SAVING = ".saving-"  # being written, and locked by the process that writes it
+_SAVING = ".saving-"  # being written, by the one run that holds the folder's lock
 _REMOVING = ".removing-"  # on its way out
 _ASIDE = ".aside-"  # made way for a new checkpoint of the same step
 _NAME = re.compile(rf"(?:{re.escape(_ASIDE)})?step-(\d{{9,19}})", re.ASCII)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Listed:
     """A checkpoint in the folder, of which only the sums were read."""
 
     path: Path
@@ -78,8 +78,12 @@ class Store:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 folders.sync_folder(self.folder.parent)
             self._clear()
-            with folders.locked_folder(self.folder, _SAVING) as making:
+            making = self.folder / f"{_SAVING}{os.urandom(4).hex()}"
+            making.mkdir()
+            try:
                 yield making
+            finally:
+                folders.remove(making)
         except OutputError:
             raise
         except OSError as error:
@@ -132,7 +136,8 @@ class Store:
         """
         found = sorted(self._found(), key=operator.attrgetter("order"), reverse=True)
         if team is not None:  # all ranks look at what the first has found, in one order
-            found = [_look(self.folder / name, step) for name, step in team.gather(_named(found))[0]]
+            named = team.gather([(each.path.name, each.step) for each in found])[0]
+            found = [_look(self.folder / name, step) for name, step in named]
         damaged = [(each, each.problem) for each in found if each.sums is None]
         for each in found if team is not None else [each for each in found if each.sums is not None]:
             loaded, problem = None, each.problem or None
@@ -157,15 +162,6 @@ class Store:
             )
         return None
 
-    def load(self, path: str | Path) -> Checkpoint:
-        """Read one checkpoint, wherever it is."""
-        return load(path)
-
-    def latest(self) -> Path | None:
-        """The folder of the newest checkpoint whose sums are sound."""
-        found = [each for each in self._found() if each.sums]
-        return max(found, key=operator.attrgetter("order")).path if found else None
-
     def best(self) -> Path | None:
         """The folder of the checkpoint with the lowest score, where any has one."""
         best = _best(self._found())
@@ -184,9 +180,7 @@ class Store:
     def _clear(self) -> None:
         """Remove what killed saves have left, and undo a replacement that was cut in two."""
         for entry in list(self.folder.iterdir()):
-            if entry.name.startswith(_SAVING):
-                folders.remove_dead(entry)
-            elif entry.name.startswith(_REMOVING):
+            if entry.name.startswith((_SAVING, _REMOVING)):
                 folders.remove(entry)
             elif entry.name.startswith(_ASIDE) and _NAME.fullmatch(entry.name):
                 whole = entry.with_name(entry.name.removeprefix(_ASIDE))
@@ -213,7 +207,7 @@ class Store:
             return  # there is one too many, and the next save tries again
         folders.remove(gone)
 
-    def _found(self) -> list[_Found]:
+    def _found(self) -> list[_Listed]:
         try:
             entries = sorted(self.folder.iterdir())
         except FileNotFoundError:
@@ -224,10 +218,6 @@ class Store:
                 fix="name a readable folder",
             ) from error
         return [_look(entry, int(match[1])) for entry in entries if (match := _NAME.fullmatch(entry.name))]
-
-
-def _named(found: Sequence[_Found]) -> list[tuple[str, int]]:
-    return [(each.path.name, each.step) for each in found]
 
 
 def as_step(step: int) -> int:
@@ -242,7 +232,7 @@ def as_score(score: float | None) -> float | None:
     return None if score is None or math.isnan(score) else float(score)
 
 
-def _look(path: Path, step: int) -> _Found:
+def _look(path: Path, step: int) -> _Listed:
     try:
         if path.is_symlink():
             raise DamagedCheckpoint(f"{_shown(path)} is a link to another place, and is not followed")
@@ -250,11 +240,11 @@ def _look(path: Path, step: int) -> _Found:
         if sums.step != step:
             raise DamagedCheckpoint(f"{_shown(path)} is not what its name says: it holds step {sums.step}")
     except DamagedCheckpoint as error:
-        return _Found(path, step, None, error.what)
-    return _Found(path, step, sums)
+        return _Listed(path, step, None, error.what)
+    return _Listed(path, step, sums)
 
 
-def _best(found: Sequence[_Found]) -> _Found | None:
+def _best(found: Sequence[_Listed]) -> _Listed | None:
     """The lowest score of the newest goal; among equals the one that was there first."""
     scored = [
         (each.sums.score, each.order, each.sums.goal, each)
@@ -263,8 +253,8 @@ def _best(found: Sequence[_Found]) -> _Found | None:
     ]
     if not scored:
         return None
-    goals = (max(scored, key=operator.itemgetter(1))[2], None)  # None: of a version that did not note it
-    return min((each for each in scored if each[2] in goals), key=operator.itemgetter(0, 1))[3]
+    newest = max(scored, key=operator.itemgetter(1))[2]
+    return min((each for each in scored if each[2] == newest), key=operator.itemgetter(0, 1))[3]
 
 
 def _shown(path: Path) -> str:

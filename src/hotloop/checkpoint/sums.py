@@ -11,7 +11,7 @@ from hotloop.printing.text import printable
 from hotloop.version import __version__
 
 FORMAT = "hotloop-checkpoint"
-VERSION, WITH_SHARDS = 1, 2  # what a hotloop that knows nothing of shards must refuse has another number
+VERSION = 2
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
 SUMS = "sums.json"
@@ -53,7 +53,7 @@ class Sums:
         score = str(self.score) if self.score in (math.inf, -math.inf) else self.score  # JSON has no infinity
         about: dict[str, Any] = {
             "format": FORMAT,
-            "version": WITH_SHARDS if self.shards else VERSION,
+            "version": VERSION,
             "hotloop": __version__,
             "step": self.step,
             "number": self.number,
@@ -72,11 +72,11 @@ class Sums:
             raise ValueError(f"{SUMS} is not JSON") from error
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise ValueError(f"{SUMS} was not written by hotloop")
-        if about.get("version") not in (VERSION, WITH_SHARDS):
+        if about.get("version") != VERSION:
             written = printable(str(about.get("hotloop"))[:20])
             raise ValueError(
                 f"its format is version {printable(str(about.get('version'))[:20])}, written by hotloop {written}; "
-                f"this hotloop {__version__} reads versions up to {WITH_SHARDS}"
+                f"this hotloop {__version__} reads version {VERSION}"
             )
         if about.pop("sha256", None) != _own(about):
             raise ValueError(f"{SUMS} does not hold what was written")
@@ -95,7 +95,7 @@ class Sums:
         score = None if about["score"] is None else float(about["score"])
         if score is not None and math.isnan(score):
             raise ValueError("a score is a number")
-        if (goal := about.get("goal")) is not None and not isinstance(goal, str):
+        if (goal := about["goal"]) is not None and not isinstance(goal, str):
             raise ValueError("a goal is a name")
         return cls(_count(about["step"]), _count(about["number"]), score, files, goal)
 

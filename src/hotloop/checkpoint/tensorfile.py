@@ -6,7 +6,7 @@ while they arrive, which takes no second copy and no second reading; any reader 
 
 import json
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,16 +115,10 @@ def _header(entries: Mapping[str, TensorEntry], about: Mapping[str, str] | None)
     return len(text).to_bytes(8, "little") + text
 
 
-def read_tensors(file: ReadableFile, size: int, wanted: Container[str] | None = None) -> dict[str, Tensor]:
-    """Read a file of `size` bytes, each byte once and into its place; whatever does not fit is a ValueError.
-
-    Of tensors that are not `wanted` the bytes are read and dropped.
-    """
+def read_tensors(file: ReadableFile, size: int) -> dict[str, Tensor]:
+    """Read a file of `size` bytes, each byte once and into its place; whatever does not fit is a ValueError."""
     tensors: dict[str, Tensor] = {}
     for name, entry in read_header(file, size):
-        if wanted is not None and name not in wanted:
-            skip(file, entry.nbytes)
-            continue
         try:
             tensors[name] = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         except (RuntimeError, TypeError, OverflowError) as error:

@@ -344,11 +344,9 @@ def _bytes(value: bytes | bytearray) -> Tensor:
 
 def _raw(tensor: Tensor) -> Tensor:
     """The bytes of a tensor whose type the file format does not know."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else _nothing()
-
-
-def _nothing() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu")
+    if not tensor.numel():
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _is_text(value: str) -> bool:

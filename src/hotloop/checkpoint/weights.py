@@ -1,13 +1,9 @@
 """Weights in one file: those from elsewhere, read without running anything in them; those of a checkpoint, written."""
 
-import io
-import os
 import pickle
-import pickletools
 import re
 import warnings
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +12,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hotloop._torch import REBUILDING
 from hotloop.checkpoint.damage import CheckpointWarning
-from hotloop.checkpoint.folders import written
-from hotloop.checkpoint.reader import read_part, read_sums
+from hotloop.checkpoint.reader import Checkpoint, load
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import SUMS
 from hotloop.checkpoint.tensorfile import DTYPE_NAMES, HostSource, in_file_order, write_tensors
-from hotloop.errors import BadArgument, OutputError
-from hotloop.printing.text import an, printable, shorten, size
+from hotloop.errors import BadArgument
+from hotloop.files.whole import whole
+from hotloop.printing.text import an, printable, shorten
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 INNER = ("model", "state_dict")  # under which training scripts keep the weights
 _SAVE = "save the weights alone: torch.save(model.state_dict(), path), or safetensors.torch.save_file"
-_MOST = 1 << 26  # bytes of a pickle that are looked at to say what it wants
-_HARMLESS = {"torch", REBUILDING, "torch.storage", "torch.nn.parameter", "torch.serialization", "collections"}
-_AGAIN = f"where the model was made, {_SAVE}"
-# What `torch.load(weights_only=True)` calls with any number that the file gives.
-_COSTLY = re.compile(r"builtins\.bytearray|_codecs\.encode|torch(?:\.\w+)*\.\w*Tensor")
 _BEGINNINGS = {  # what people give by mistake
     b"\xff\xd8\xff": "a JPEG image",
     b"\x89PNG": "a PNG image",
@@ -68,61 +58,46 @@ def read_weights(path: str | Path) -> Weights:
             path, "has the name of a safetensors file, but is a pickle, and could run code", "rename it if you trust it"
         )
     else:
-        held = _read_pickle(path, kind)
+        held = _read_pickle(path)
     return _weights_in(path, held)
 
 
 def export_weights(checkpoint: str | Path, file: str | Path, *, best: bool = False) -> Path:
     """Write the model in a checkpoint as one safetensors file, sharded over ranks or not; the checkpoint that it was.
 
-    `checkpoint` is the folder of one, or of a run: then the latest is taken, or the `best`. It is verified; of its
-    other content nothing is kept in memory, and no more than one process is needed.
+    `checkpoint` is the folder of one, or of a run: then the latest is taken, or the `best`. All of it is read and
+    verified; no more than one process is needed.
 
         export_weights("runs/a", "model.safetensors")
         model.load_state_dict(read_weights("model.safetensors"))
     """
     folder, file = Path(checkpoint), Path(file)
-    if not (folder / SUMS).is_file():
-        store = Store(folder)
-        found = store.best() if best else store.latest()
-        if found is None:
-            if best and store.latest() is not None:
-                raise _error(folder, "holds no checkpoint with a score", "take the latest, or save with validate=")
-            what = "holds no checkpoint" if folder.exists() else "is not there"
-            raise _error(folder, what, "name the folder of a run that was saved, or of a checkpoint")
-        folder = found
-    sums = read_sums(folder)
-    model = read_part(folder, sums, "loop", "model") or read_part(folder, sums, "model")
+    if (folder / SUMS).is_file():
+        found: Checkpoint | None = load(folder)
+    elif best:
+        chosen = Store(folder).best()
+        found = None if chosen is None else load(chosen)
+    else:
+        found = Store(folder).load_latest()
+    if found is None:
+        what = f"holds no checkpoint{' with a score' if best else ''}" if folder.exists() else "is not there"
+        fix = "take the latest, or save with validate=" if best else "name the folder of a run that was saved"
+        raise _error(folder, what, fix)
+    held = found.tree.get("loop", found.tree) if isinstance(found.tree, Mapping) else None
+    model = held.get("model") if isinstance(held, Mapping) else None
     if not isinstance(model, Mapping):
-        raise _error(folder, "is not a checkpoint of a model", "name one that `fit(save=…)` has written")
+        raise _error(found.path, "is not a checkpoint of a model", "name one that `fit(save=…)` has written")
     tensors = {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype in DTYPE_NAMES}
     if others := [name for name in model if name not in tensors]:
         words = f"not written, since safetensors files hold no such values: {printable(shorten(others, 6))}"
         warnings.warn(CheckpointWarning(words), stacklevel=2)
-    _write_safetensors(file, tensors)
-    return folder
-
-
-def _write_safetensors(file: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a file that is there whole or not at all, without a second copy of the tensors."""
-    temporary = file.with_name(f".{file.name[:40]}-{os.urandom(4).hex()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with written(temporary) as sink:
-                write_tensors(sink, [HostSource(in_file_order(tensors))], {"format": "pt"})
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {printable(str(file))}: {error.strerror or error}",
-            fix="choose a writable folder with enough space",
-        ) from error
+    with whole(file) as sink:
+        write_tensors(sink, [HostSource(in_file_order(tensors))], {"format": "pt"})
+    return found.path
 
 
 def _kind(path: Path) -> str:
-    """The kind of a file by how it begins: safetensors, zip or pickle; anything else is refused."""
+    """The kind of a file by how it begins: safetensors or pickle; anything else is refused."""
     try:
         if path.is_dir():
             raise _folder_error(path)
@@ -137,9 +112,7 @@ def _kind(path: Path) -> str:
         raise _error(path, "is empty", "it was perhaps not downloaded or saved to the end; get it again")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= length - 8:
         return "safetensors"
-    if head.startswith(b"PK\x03\x04"):
-        return "zip"
-    if head.startswith(b"\x80"):
+    if head.startswith((b"PK\x03\x04", b"\x80")):
         return "pickle"
     for beginning, name in _BEGINNINGS.items():
         if head.startswith(beginning):
@@ -172,81 +145,22 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise _error(path, f"is damaged: {error}", "it may be cut short; get it again") from error
 
 
-def _read_pickle(path: Path, kind: str) -> Any:
-    if kind == "zip":
-        _check_zip(path)
-    costly = [name for name in _wanted(path, kind) if _COSTLY.fullmatch(name)]
-    if costly:
-        raise _error(path, f"is a pickle that makes {shorten(costly, 4)} as large as it likes", _AGAIN)
+def _read_pickle(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; the error says it better
             return torch.load(path, map_location="cpu", weights_only=True, mmap=False)  # see _read_safetensors
     except pickle.UnpicklingError as error:
-        wanted = list(dict.fromkeys(printable(name[:80]) for name in _wanted(path, kind)))
-        load = f"it wants to load {shorten(wanted, 4)}" if wanted else "torch.load(weights_only=True) refuses it"
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        load = f"it wants to load {wanted[1][:80]}" if wanted else "torch.load(weights_only=True) refuses it"
         raise _error(
             path,
             f"is a pickle of more than weights: {load}, and loading that would run code from the file",
-            _AGAIN,
+            f"where the model was made, {_SAVE}",
         ) from error
     except Exception as error:  # a damaged pickle can fail in any way
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise _error(path, f"cannot be read as weights: {first[:300]}", f"get it again, or {_SAVE}") from error
-
-
-def _check_zip(path: Path) -> None:
-    """Refuse an archive that unpacks to more than it is: `torch.save` compresses nothing and stores nothing twice."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-        begins = min((member.header_offset for member in members), default=0)
-        packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-        claimed, there = sum(member.file_size for member in members), path.stat().st_size
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
-        return  # torch.load says what is wrong with it
-    if any(member.filename.endswith("/constants.pkl") for member in members):
-        raise _error(
-            path,
-            "is a program of torch.jit.save, which would run",
-            "if you trust it, save its weights alone: torch.save(torch.jit.load(path).state_dict(), …)",
-        )
-    if packed or claimed > there or begins:  # with something before it, torch reads another directory than we did
-        raise _error(
-            path,
-            f"is a zip archive that torch.save did not write: of {size(there)}, it would take {size(claimed)}",
-            "unpack it first if it holds files of weights; else get the file again",
-        )
-
-
-def _wanted(path: Path, kind: str) -> Iterator[str]:
-    """What a pickle asks for by name besides parts of tensors. It is only taken to pieces, never run."""
-    try:
-        file = io.BytesIO(_start(path, kind))
-        for _ in range(4 if kind == "pickle" else 1):  # the old format is several pickles in a row
-            strings: list[str] = []
-            for code, argument, _ in pickletools.genops(file):
-                name = ""
-                if isinstance(argument, str):
-                    strings.append(argument)
-                if code.name in ("GLOBAL", "INST"):
-                    name = str(argument).replace(" ", ".")
-                elif code.name == "STACK_GLOBAL":
-                    name = ".".join(strings[-2:])
-                if name and (name.rpartition(".")[0] not in _HARMLESS or _COSTLY.fullmatch(name)):
-                    yield name
-    except (ValueError, KeyError, IndexError, EOFError, OSError, MemoryError, zipfile.BadZipFile):
-        return  # damaged on purpose or not: what was found so far must do
-
-
-def _start(path: Path, kind: str) -> bytes:
-    if kind == "pickle":
-        with path.open("rb") as file:
-            return file.read(_MOST)
-    with zipfile.ZipFile(path) as archive:
-        inner = next((name for name in archive.namelist() if name.endswith("data.pkl")), "")
-        with archive.open(inner) as member:
-            return member.read(_MOST)
 
 
 def _weights_in(path: Path, held: Any) -> Weights:

@@ -3,14 +3,13 @@
 import math
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotloop.cli.help import Verb
 from hotloop.cli.options import Json, Report, Target
-from hotloop.cli.output import command_line, console, keep, must_be_writable, print_json, say
+from hotloop.cli.output import command_line, console, keep, print_json, say
 from hotloop.errors import BadArgument, HotloopError
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ def bench(
         typer.Option("--device", "-d", metavar="NAME", help="May be given several times.", show_default="cpu, best"),
     ] = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="How long to time, in all.")] = 40.0,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also plot the speeds, as a PNG.")] = None,
     report: Report = True,
     as_json: Json = False,
 ) -> None:
@@ -43,31 +41,23 @@ def bench(
     [bold]Examples[/bold]
       hotloop bench train.py:build                     [dim]within a minute[/dim]
       hotloop bench train.py:build --seconds 300       [dim]as longer runs get it[/dim]
-      hotloop bench train.py:build -d cuda:0 -d cuda:1 --plot speeds.png
+      hotloop bench train.py:build -d cuda:0 -d cuda:1
     """
     if not 0 < seconds < math.inf:
         raise BadArgument(f"--seconds {seconds}", fix="give a number above 0")
-    if plot is not None:
-        must_be_writable(plot, option="--plot", suffix=".png")
     timed = _timed(target, _names(devices), seconds)
-    if plot is not None:
-        from hotloop.files.whole import write_whole
-        from hotloop.report.loops import loops_picture
+    from hotloop.report.loops import loops_page, loops_run, loops_table, loops_words, method_words
 
-        write_whole(plot, loops_picture(timed))
-    page = _kept(timed) if report else None
+    page = keep(loops_page(timed, command_line()), loops_run(timed), timed.to_json()) if report else None
     if as_json:
         print_json({"report": None if page is None else str(page), **timed.to_json()})
         return
-    from hotloop.report.loops import loops_table, loops_words, method_words
-
     words = console()
     words.print(loops_table(timed))
     say(words, loops_words(timed), style="bold")
     say(words, method_words(timed), style="dim")
-    for what, path in (("The picture", plot), ("The page", page)):
-        if path is not None:
-            say(words, f"{what}: {path}")
+    if page is not None:
+        say(words, f"The page: {page}")
 
 
 def _names(asked: list[str] | None) -> list[str]:
@@ -137,11 +127,3 @@ def _pace(target: str, built: "Built", device: str, way: "Way", seconds: float) 
         fitted = FittedLoop(partial(loop.fit, loader, device_transform=transform, progress=False, monitor=False))
         rates = timed(fitted.run, seconds)
         return LoopPace(device, way, rates, (fitted.last.precision, *fitted.last.levers))
-
-
-def _kept(timed: "LoopsTimed") -> Path:
-    """The page of the benchmark."""
-    from hotloop.report.loops import loops_page, loops_run
-    from hotloop.report.runs import PAGE
-
-    return keep(loops_page(timed, command_line()), loops_run(timed), timed.to_json()) / PAGE

@@ -1,5 +1,6 @@
 """`hotloop device`: which device would be used, what it can do, and why it is not a better one."""
 
+import platform
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,15 +8,12 @@ import typer
 
 from hotloop.cli.help import Verb
 from hotloop.cli.options import Device, Json
-from hotloop.cli.output import print_json, say
+from hotloop.cli.output import console, print_json, say
 from hotloop.errors import BadArgument, DeviceUnavailable
 from hotloop.printing.text import printable, size
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.panel import Panel
-
-    from hotloop.device.summary import DeviceSummary
+    from hotloop.device import Choice, MachineFacts
 
 REQUIRABLE = ("cuda", "mps", "xpu", "cpu")
 
@@ -52,88 +50,66 @@ def device(
     from hotloop import __version__
     from hotloop.device import probe
     from hotloop.device.choice import pick_from
-    from hotloop.device.summary import summarize
 
     facts = probe()
-    seen = summarize(pick_from(facts, want), facts, version=__version__)
+    choice = pick_from(facts, want)
     if as_json:
-        print_json(seen.to_json())
+        versions = {"hotloop": __version__, "python": platform.python_version()}
+        print_json({**choice.to_json(), **versions, "machine": facts.to_json()})
     else:
-        show(seen)
-    if require is not None and seen.device.split(":")[0] != require:
-        raise DeviceUnavailable(f"--require {require}: the device here is {seen.device}. {seen.reason}")
+        _show(choice, facts, __version__)
+    if require is not None and choice.device.type != require:
+        raise DeviceUnavailable(f"--require {require}: the device here is {choice.device}. {choice.reason}")
 
 
-def show(seen: "DeviceSummary", console: "Console | None" = None) -> None:
+def _show(choice: "Choice", facts: "MachineFacts", version: str) -> None:
     """Print the panel, then the reason and the causes below it, where a command can be copied whole."""
-    from rich.console import Console
+    from hotloop.report.run_summary import panel
+    from hotloop.report.words import Fact
 
-    console = console or Console(highlight=False)
-    console.print(_panel(seen))
-    first = f": {seen.causes[0]}" if seen.causes else ""
-    say(console, f"{seen.reason.removesuffix(first)}{'.' if first and seen.reason.endswith(first) else ''}")
-    for cause in seen.causes:
-        console.print()
-        say(console, f"{cause.code}: {cause.what}", style="yellow")
-        say(console, f"fix: {cause.fix}", indent="  ")
-
-
-def _panel(seen: "DeviceSummary") -> "Panel":
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in _rows(seen):
-        table.add_row(label, Text(printable(value), style="bold" if label == "device" else ""))
-    return Panel(table, title=f"hotloop {seen.hotloop}", title_align="left", border_style="dim", expand=False)
+    words = console()
+    words.print(panel([Fact(label, value) for label, value in _rows(choice, facts)], f"hotloop {version}"))
+    first = f": {choice.causes[0]}" if choice.causes else ""
+    say(words, f"{choice.reason.removesuffix(first)}{'.' if first and choice.reason.endswith(first) else ''}")
+    for cause in choice.causes:
+        words.print()
+        say(words, f"{cause.code}: {cause.what}", style="yellow")
+        say(words, f"fix: {cause.fix}", indent="  ")
 
 
-def _rows(seen: "DeviceSummary") -> Iterator[tuple[str, str]]:
+def _rows(choice: "Choice", facts: "MachineFacts") -> Iterator[tuple[str, str]]:
     """The lines of the panel, as label and value."""
-    kind = seen.device.split(":")[0]
-    yield "device", seen.device
-    yield "name", seen.name or "unknown"
+    from hotloop.device.facts import dotted
+
+    kind, cpu = choice.device.type, facts.cpu
+    yield "device", str(choice.device)
+    yield "name", choice.name or "unknown"
     if kind == "cpu":
-        yield "cores", _cores(seen)
-        yield "RAM", _free(seen.memory.free, seen.memory.total)
-    else:
-        yield "memory", _free(seen.memory.free, seen.memory.total)
-    if kind == "cuda":
-        yield from _cuda_rows(seen)
-    asked = ', where you ask for it: `precision="fp16"`' if seen.precision == "fp16" else ", which hotloop would use"
-    yield "precision", f"{seen.precision}{asked}"
-    others = [gpu for gpu in seen.gpus if f"cuda:{gpu.index}" != seen.device]
-    for gpu in others:
-        state = _free(gpu.memory.free, gpu.memory.total) if gpu.usable else "not usable"
-        yield f"cuda:{gpu.index}", f"{gpu.name}, compute capability {gpu.capability}, {state}"
-    yield "torch", f"{seen.torch or 'unknown'}, Python {seen.python}"
-
-
-def _cuda_rows(seen: "DeviceSummary") -> Iterator[tuple[str, str]]:
-    yield "compute capability", seen.capability or "unknown"
-    yield "driver", seen.driver or "unknown"
-    if seen.rocm is not None:
-        yield "ROCm", seen.rocm
-        return
-    yield "CUDA", f"{seen.cuda.build or 'unknown'} in torch, {seen.cuda.driver or 'unknown'} at most with the driver"
-    yield "cuDNN", seen.cudnn or "unknown"
-    yield "TF32 / bf16 / fp16", " / ".join(_yes(flag) for flag in (seen.tf32, seen.bf16, seen.fp16))
-
-
-def _cores(seen: "DeviceSummary") -> str:
-    cpu = seen.cpu
-    physical, logical = (str(count or "unknown") for count in (cpu.physical, cpu.logical))
-    bound = f", {cpu.usable} for this process" if cpu.usable is not None and cpu.usable != cpu.logical else ""
-    return f"{physical} physical, {logical} logical{bound}"
+        physical, logical = (str(count or "unknown") for count in (cpu.physical, cpu.logical))
+        bound = f", {cpu.usable} for this process" if cpu.usable is not None and cpu.usable != cpu.logical else ""
+        yield "cores", f"{physical} physical, {logical} logical{bound}"
+    if kind in ("cpu", "mps"):  # a Mac's GPU shares the main memory
+        yield "RAM", _free(cpu.free, cpu.total)
+    chosen = [gpu for gpu in facts.gpus if kind == "cuda" and gpu.index == choice.device.index]
+    for gpu in chosen:
+        yield "memory", _free(gpu.free, gpu.total)
+        yield "compute capability", dotted(gpu.capability)
+        yield "driver", facts.driver or "unknown"
+        if facts.torch_hip is not None:
+            yield "ROCm", facts.torch_hip
+        else:
+            most = "unknown" if facts.driver_cuda is None else dotted(facts.driver_cuda)
+            yield "CUDA", f"{facts.torch_cuda or 'unknown'} in torch, {most} at most with the driver"
+            yield "cuDNN", facts.cudnn or "unknown"
+    asked = ', where you ask for it: `precision="fp16"`' if choice.precision == "fp16" else ", which hotloop would use"
+    yield "precision", f"{choice.precision}{asked}"
+    for gpu in facts.gpus:
+        if gpu not in chosen:
+            state = _free(gpu.free, gpu.total) if facts.covers(gpu) else "not usable"
+            yield f"cuda:{gpu.index}", f"{gpu.name}, compute capability {dotted(gpu.capability)}, {state}"
+    yield "torch", f"{facts.torch_version or 'unknown'}, Python {platform.python_version()}"
 
 
 def _free(free: int | None, total: int | None) -> str:
     """`12.0 GiB free of 80.0 GiB`, and `unknown` where nothing is known."""
     return "unknown" if free is None and total is None else f"{size(free)} free of {size(total)}"
-
-
-def _yes(flag: bool | None) -> str:
-    return "unknown" if flag is None else "yes" if flag else "no"

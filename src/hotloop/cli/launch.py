@@ -73,19 +73,13 @@ def launch(
     ] = None,
     node_rank: Annotated[
         int | None,
-        typer.Option(metavar="R", help="This machine's rank; 0 is the one that --master names.", show_default=False),
+        typer.Option(
+            metavar="R", help="This machine's rank, 0 on HOST; for a HOST that is an alias.", show_default=False
+        ),
     ] = None,
     master: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The rendezvous address, on node 0.", show_default=False),
-    ] = None,
-    rendezvous: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="The same without --node-rank: HOST runs the rendezvous.",
-            show_default=False,
-        ),
+        typer.Option(metavar="HOST:PORT", help="Where the nodes meet, on one of them.", show_default=False),
     ] = None,
     join_timeout: Annotated[
         str, typer.Option(metavar="TIME", help="How long nodes wait for one another.")
@@ -109,7 +103,7 @@ def launch(
       hotloop launch --processes 2 train.py         [dim]two processes on the CPU[/dim]
       hotloop launch --dry-run --gpus 2 train.py    [dim]only the torchrun line[/dim]
       hotloop launch --nodes 2 --node-rank 0 --master node-0:29500 train.py
-      hotloop launch --nodes 2 --rendezvous node-0:29500 --max-restarts 3 train.py
+      hotloop launch --nodes 2 --master node-0:29500 --max-restarts 3 train.py
     """
     from hotloop.launch.reach import Endpoint
     from hotloop.launch.torchrun import LaunchRequest, described, line_for, run
@@ -126,7 +120,6 @@ def launch(
         nodes=nodes,
         node_rank=node_rank,
         master=None if master is None else Endpoint.parse(master),
-        rendezvous=None if rendezvous is None else Endpoint.parse(rendezvous, "--rendezvous"),
         join_timeout=_seconds(join_timeout),
         passed=ctx.meta.get(PASSED, ()),
     )

@@ -73,14 +73,14 @@ def must_be_writable(path: Path, *others: Path | None, option: str = "--out", su
 
 
 def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:
-    """Write the page of a run and its data into a folder of its own; the folder."""
+    """Write the page of a run and its data into a folder of its own; where the page is."""
     from hotloop.report.run_folder import new_run
     from hotloop.report.runs import DATA, PAGE
 
     with new_run() as folder:
         folder.write(PAGE, page)
         folder.write_json(DATA, run.with_data(data))
-    return folder.path
+    return folder.path / PAGE
 
 
 def keep_training(training: "Training", title: str, save: str | Path | None = None) -> Path:
@@ -91,7 +91,7 @@ def keep_training(training: "Training", title: str, save: str | Path | None = No
     if save is not None and (written := Path(save, PAGE)).is_file():
         return written
     html = page([Training("", training)], title=title, command=command_line())
-    return keep(html, run_of(training, title), training.to_json()) / PAGE
+    return keep(html, run_of(training, title), training.to_json())
 
 
 def print_json(data: dict[str, Any]) -> None:

@@ -1,14 +1,16 @@
 """`hotloop train`: the training loop that a person's own file builds, trained."""
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hotloop.cli.help import Verb
+from hotloop.cli.launch import number_of_gpus
 from hotloop.cli.options import INTERRUPTED, Device, Gpus, Json, Report, Resume, Save, Target, TimeLimit
 from hotloop.cli.output import console, keep_training, print_json, say
-from hotloop.cli.several_gpus import ran_on_several, rank
 from hotloop.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def train(
     ] = None,
     log: Annotated[
         list[str] | None,
-        typer.Option(metavar="WHERE", help="tensorboard, wandb, mlflow, csv, FILE.csv or FILE.jsonl; several times."),
+        typer.Option(metavar="WHERE", help="tensorboard, wandb, mlflow or FILE.jsonl; several times."),
     ] = None,
     dry_run: Annotated[
         int | None,
@@ -59,7 +61,7 @@ def train(
       hotloop train train.py:build --best accuracy --save runs/a --log tensorboard
       hotloop train train.py:build --gpus auto              [dim]all GPUs here[/dim]
     """
-    if ran_on_several("train", gpus, device):
+    if _ran_on_several(gpus, device):
         return
     from hotloop.cli.building import build, explained
     from hotloop.training.intervals import seconds_in
@@ -74,17 +76,40 @@ def train(
     if settings.get("resume") and folder is None:
         raise BadArgument("--resume without --save", fix="say where the checkpoints are: --save runs/a --resume")
     words = console(stderr=as_json)
-    if not rank():  # rank 0 speaks for all
+    if not _rank():  # rank 0 speaks for all
         say(words, f"{loop.device}: {loop.choice.reason}")
         if folder is None:
             say(words, "no --save DIR: the weights end with this command", style="yellow")
     with explained(target):
         training = loop.fit(loader, **settings)
-    if rank():  # rank 0 writes; an exit code here would end it in the middle of that
+    if _rank():  # rank 0 writes; an exit code here would end it in the middle of that
         return
     _show(loop, training, folder, report, as_json)
     if training.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _rank() -> int | None:
+    """The number of this process among those of a launched run; None where there is no such run."""
+    return int(os.environ["RANK"]) if os.environ.get("RANK", "").isdecimal() and "WORLD_SIZE" in os.environ else None
+
+
+def _ran_on_several(gpus: str, device: str | None) -> bool:
+    """Run this command in one process for each GPU, where more than one is asked for; whether it did."""
+    if gpus == "1" or _rank() is not None:
+        return False
+    from hotloop.launch.torchrun import LaunchRequest, line_for, run
+
+    if device is not None:
+        raise BadArgument(
+            f"--gpus {gpus} and --device {device}", fix="give one of them: each process takes its own GPU"
+        )
+    line = line_for(LaunchRequest("hotloop", tuple(sys.argv[1:]), module=True, gpus=number_of_gpus(gpus)))
+    if line.processes == 1:
+        return False
+    typer.echo(f"hotloop train: {line}", err=True)
+    run(line, lambda told: typer.echo(f"hotloop train: {told}", err=True))
+    return True
 
 
 def _show(loop: "Loop", training: "Training", folder: str | Path | None, report: bool, as_json: bool) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import typer
 
 from hotloop.cli.help import Verb, Verbs
-from hotloop.cli.moved import refuse_moved
 from hotloop.errors import MissingApplication
 
 ENTRY_POINTS = "hotloop.verbs"  # an entry point: the name of a verb, and the typer.Typer that holds its command
@@ -29,10 +28,6 @@ class AllVerbs(Verbs):
             elif entry := _brought().get(cmd_name):
                 self.add_command(_from(entry), cmd_name)
         return super().get_command(ctx, cmd_name)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        refuse_moved(args)
-        return super().resolve_command(ctx, args)
 
 
 def _brought() -> dict[str, EntryPoint]:

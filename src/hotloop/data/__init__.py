@@ -1,7 +1,6 @@
 """Batches on the device, where they come from, and where they go on after a stop."""
 
 from hotloop.data.origin import BatchOrigin, length_of
-from hotloop.data.padding import pad_to
 from hotloop.data.position import Position, Resumption
 from hotloop.data.streams import Stream, stream
 from hotloop.data.worker_count import WorkersAdvice, workers_for
@@ -13,7 +12,6 @@ __all__ = [
     "Stream",
     "WorkersAdvice",
     "length_of",
-    "pad_to",
     "stream",
     "workers_for",
 ]

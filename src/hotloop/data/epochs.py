@@ -83,6 +83,9 @@ class Epochs(ABC, Generic[T]):
     workers = 0
     prefetched = 0  # batches that workers are asked for in advance
     random_items = False  # whether an item may be another one each time it is made
+    batches = 0  # that were read from the loader, in all epochs
+    waited = 0.0  # seconds of this thread until they were there, starts of workers included
+    batch_bytes = 0  # of the largest first batch of an epoch
 
     def __init__(self, rng: LoaderRng, *, state_of_each: bool = False) -> None:
         self.first = 0  # number of the first batch of the epoch in progress: above 0 in one that was resumed

@@ -4,9 +4,7 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hotloop.data.epochs import Epochs, Skip, Tell
@@ -18,10 +16,9 @@ from hotloop.data.position import Position
 from hotloop.data.samplers import draw_base_seed, has_known_sampler
 from hotloop.data.worker_count import bytes_in, why_workers_stay
 from hotloop.data.worker_rng import Workers
+from hotloop.values.attributes import parts_of
 
 Batch = tuple[BatchOrigin, Any]
-_WORDS = (type(None), bool, int, float, str, bytes)
-_DEEPEST = 50  # levels; an account that contains itself has no end
 
 
 class LoaderBatches(Epochs[Batch]):
@@ -32,9 +29,6 @@ class LoaderBatches(Epochs[Batch]):
         self._source = source
         self._tap = tap
         self._times = 0  # how often the loader was begun
-        self.batches = 0  # that were read, in all epochs
-        self.waited = 0.0  # seconds of this thread until they were there, starts of workers included
-        self.batch_bytes = 0  # of the largest first batch of an epoch
         self.random_items = _may_be_random(source)
         self.workers = source.num_workers if isinstance(source, DataLoader) else 0
         self.prefetched = asked_in_advance(source)
@@ -159,7 +153,7 @@ class LoaderBatches(Epochs[Batch]):
 
     @property
     def changed_in_workers(self) -> list[str]:
-        return [] if self._staff is None else sorted(self._staff.changed)
+        return [] if self._staff is None else self._staff.changed
 
     def _restart(self, position: Position) -> None:
         if self._staff is None:
@@ -186,26 +180,10 @@ class LoaderBatches(Epochs[Batch]):
         if not self._is_stateful:
             return None
         account = self._source.state_dict()  # type: ignore[attr-defined]
-        return account if _is_plain(account) else None
+        return None if parts_of(account) is None else account
 
 
 def _may_be_random(source: object) -> bool:
     if isinstance(source, DataLoader):
         return not is_constant(source.dataset)
     return not isinstance(source, list | tuple)
-
-
-def _is_plain(value: Any, levels: int = _DEEPEST) -> bool:
-    """Whether every checkpoint can hold a value; only these types themselves, for a subclass may hold more."""
-    kind = type(value)
-    if not levels:
-        return False
-    if kind is dict:
-        return all(type(key) in _WORDS and _is_plain(item, levels - 1) for key, item in value.items())
-    if kind in (list, tuple):
-        return all(_is_plain(item, levels - 1) for item in value)
-    if kind is Tensor:
-        return value.layout == torch.strided and not (value.is_quantized or value.is_meta)
-    if kind is np.ndarray or isinstance(value, np.generic):
-        return value.dtype.kind in "biuf"
-    return kind in _WORDS

@@ -32,7 +32,6 @@ from torch.utils.data import (
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hotloop._torch import is_simulated_gpu, version_of
-from hotloop.data.dataset_state import memory_of
 from hotloop.data.epochs import Epochs, Skip, Tell
 from hotloop.data.loader_rng import LoaderRng
 from hotloop.data.order import can_draw_at_once, draws_at_once
@@ -42,6 +41,7 @@ from hotloop.data.samplers import has_known_sampler, index_sampler
 from hotloop.device.room import room
 from hotloop.placement import map_tensors, move, tensors_in, upload
 from hotloop.placement.moving import is_large, upload_beside
+from hotloop.values.effects import memory_of
 
 RESIDENT_MEMORY_SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
 WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hotloop.data.kept import EpochWorkers, Note, may_keep
+from hotloop.data.kept import EpochWorkers, may_keep
 from hotloop.errors import BadArgument, EmptyLoader
 from hotloop.placement import tensors_in
 from hotloop.printing.text import an, plural
@@ -87,7 +87,7 @@ class Tap:
             if seed is not None:
                 self.loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
             try:
-                batches = self._workers.begin(sampler.send, again=again)
+                batches = self._workers.begin(again=again)
             finally:
                 self.loader.__dict__["generator"] = own
         self._epoch = epoch = _TappedEpoch(sampler.latest)  # another may begin before this one ends
@@ -137,17 +137,12 @@ class Remembering:
         self.sampler = sampler
         self.latest = Draws(self, iter(()))  # of the epoch that was begun last
         self.skip: Callable[[Iterator[Any]], None] | None = None  # drops the first draws of the next epoch
-        self.note: Note | None = None  # what is put on draws on their way to a worker
         self.silent = False  # whether an epoch has no draws
 
     def __iter__(self) -> Iterator[Any]:
         # At once: some samplers draw now, others when they are asked.
         self.latest = Draws(self, iter(()) if self.silent else iter(self.sampler))
         return self.latest
-
-    def send(self, note: Note | None) -> None:
-        """Put a note on what is drawn from now on."""
-        self.note = note
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -174,7 +169,7 @@ class Draws:
             skip(self.draws)
         drawn = next(self.draws)
         self.drawn.append(drawn)
-        return drawn if owner.note is None else owner.note(drawn)
+        return drawn
 
 
 def length_of(loader: Iterable[Any]) -> int | None:

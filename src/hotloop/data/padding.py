@@ -1,10 +1,8 @@
 """`pad_to`: sequences padded to a few lengths, so that batches come in a few shapes."""
 
-import copy
-import dataclasses
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotloop.errors import BadArgument
+from hotloop.placement.moving import parts_in, with_parts
 from hotloop.printing.text import shorten
 
 Number = int | float | bool
@@ -87,8 +86,13 @@ class Padding:
             )
         first = min(long, key=lambda leaf: (leaf.key != "input_ids", leaf.key == "labels"))  # what the model reads
         names = {leaf.key for leaf in leaves}
-        padded = {leaf.path: self._padded(leaf, first, names) for leaf in long}
-        return _rebuilt(batch, "batch", padded)
+        several = {leaf.path: self._padded(leaf, first, names) for leaf in long}
+        padded = iter([several.get(leaf.path, leaf.tensor) for leaf in leaves])
+
+        def rebuilt(part: Any) -> Any:
+            return next(padded) if isinstance(part, Tensor) else with_parts(part, rebuilt)
+
+        return rebuilt(batch)
 
     def _padded(self, leaf: "_Named", first: "_Named", names: set[str | int]) -> Tensor:
         tensor = leaf.tensor
@@ -147,46 +151,11 @@ class _Named:
     tensor: Tensor
 
 
-def _parts(value: Any, path: str) -> list[tuple[str, str | int, Any]]:
-    """What a container holds: path, key and value of each part. Hugging Face's encodings are mappings, too."""
-    if isinstance(value, Mapping):
-        return [(f"{path}[{key!r}]", key, each) for key, each in value.items()]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [(f"{path}.{name}", name, getattr(value, name)) for name in value._fields]
-    if isinstance(value, list | tuple):
-        return [(f"{path}[{i}]", i, each) for i, each in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f"{path}.{field.name}", field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    return []
-
-
 def _leaves(value: Any, path: str = "batch", key: str | int = 0) -> Iterator[_Named]:
     if isinstance(value, Tensor):
         yield _Named(path, key, value)
-        return
-    for inner, name, each in _parts(value, path):
-        yield from _leaves(each, inner, name)
-
-
-def _rebuilt(value: Any, path: str, new: Mapping[str, Tensor]) -> Any:
-    """A batch with some of its tensors replaced, by their paths; the same object where nothing changes."""
-    if isinstance(value, Tensor):
-        return new.get(path, value)
-    parts = [(key, each, _rebuilt(each, inner, new)) for inner, key, each in _parts(value, path)]
-    if all(before is after for _, before, after in parts):
-        return value
-    if isinstance(value, list | tuple):
-        items = [after for *_, after in parts]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
-        return type(value)({key: after for key, _, after in parts})  # type: ignore[call-arg]  # built from a dict
-    clone = copy.copy(value)
-    for key, _, after in parts:
-        if isinstance(clone, MutableMapping):
-            clone[key] = after
-        else:
-            object.__setattr__(clone, str(key), after)
-    return clone
+    for written, name, part in parts_in(value):
+        yield from _leaves(part, written.format(path, name), name)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -15,9 +15,10 @@ from hotloop.data.on_device import Resident, why_not_resident
 from hotloop.data.origin import BatchOrigin, Tap, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.position import Position, Resumption
 from hotloop.data.sharing import may_be_empty
-from hotloop.device import as_device, device_error
+from hotloop.device import as_device
 from hotloop.errors import BadArgument
 from hotloop.placement import move, pin, tensors_in
+from hotloop.placement.placing import resolve
 from hotloop.plan import Stream as Kind
 
 T = TypeVar("T")
@@ -101,12 +102,12 @@ class Stream(Generic[T]):
     @property
     def waited(self) -> float:
         """Seconds for which the loop has waited for the loader so far, starts of workers included."""
-        return 0.0 if isinstance(self._epochs, Resident) else self._epochs.waited
+        return self._epochs.waited
 
     @property
     def batches(self) -> int:
         """Batches that were read from the loader so far, in all epochs; none where the data lives on the device."""
-        return 0 if isinstance(self._epochs, Resident) else self._epochs.batches
+        return self._epochs.batches
 
     @property
     def workers(self) -> int:
@@ -116,7 +117,7 @@ class Stream(Generic[T]):
     @property
     def batch_bytes(self) -> int:
         """The size of a batch on the host: the largest of those that were the first of their epochs."""
-        return 0 if isinstance(self._epochs, Resident) else self._epochs.batch_bytes
+        return self._epochs.batch_bytes
 
     @property
     def why_workers_stay(self) -> str | None:
@@ -193,12 +194,7 @@ def stream(
     >>> [batch.sum().item() for batch in stream([torch.ones(2), torch.ones(3)], "cpu")]
     [2.0, 3.0]
     """
-    target = as_device(device)
-    try:
-        torch.empty(0, device=target)
-    except (AssertionError, RuntimeError) as error:  # what torch raises where the device is not there
-        raise device_error(target, error) or error from error
-    return Stream(loader, target, kind, device_transform)
+    return Stream(loader, resolve(device), kind, device_transform)
 
 
 def _settings(loader: object) -> list[Any]:

@@ -1,19 +1,18 @@
 """How many workers a loader should have: `workers_for` says a number and why, within the cores and the memory."""
 
 import math
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from hotloop._torch import sparse_parts
 from hotloop.data.samplers import has_known_sampler
-from hotloop.device.machine import text_of
+from hotloop.device.machine import usable_cores
+from hotloop.monitor.main_memory import machine_memory
 from hotloop.placement import tensors_in
 from hotloop.printing.text import an, duration, plural, size
 
@@ -42,7 +41,7 @@ class LoadingLimits:
     @classmethod
     def here(cls, root: Path = Path("/")) -> "LoadingLimits":
         """Those of this process, its container and its shared memory included."""
-        return cls(_cores(root), _room(root))
+        return cls(usable_cores(root), _room(root))
 
     def workers_in(self, batch_bytes: int, prefetch_factor: int) -> int:
         """How many workers may have that many batches under way each."""
@@ -120,7 +119,7 @@ def workers_for(
         )
     if number <= now:
         return WorkersAdvice(now, ahead, f"{waits}; {needed} workers would keep up, {now} stay: {bound}")
-    who = f"{plural(now, 'worker')} take" if now else "this process takes"
+    who = f"{plural(now, 'worker')} take{'s' * (now == 1)}" if now else "this process takes"
     takes = f"{who} {duration(batch_seconds)} for a batch, a step {duration(step_seconds)}"
     why = f"{waits}: {takes}; "
     if number == needed:
@@ -139,8 +138,8 @@ def _bytes_of(tensor: Tensor) -> int:
 
 def _within(limits: LoadingLimits, needed: int, now: int, factor: int, batch_bytes: int) -> tuple[int, int, str]:
     """The number and the prefetch factor that the machine has room for, and what bounds them."""
-    cores = max(1, limits.cores - 1)  # one is for the loop
-    number, bound = min(needed, cores), f"this process may use {plural(limits.cores, 'core')}, one of them for the loop"
+    # All of the cores: where so many do not keep up, the loop waits, and its own core is idle meanwhile.
+    number, bound = min(needed, limits.cores), f"this process may use {plural(limits.cores, 'core')}"
     if limits.workers_in(batch_bytes, factor) < number:
         factor = 1
         if (most := limits.workers_in(batch_bytes, factor)) < number:
@@ -149,28 +148,8 @@ def _within(limits: LoadingLimits, needed: int, now: int, factor: int, batch_byt
     return max(number, now, 1), factor, bound
 
 
-def _cores(root: Path) -> int:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota((text_of(root / "sys/fs/cgroup/cpu.max") or "").split())
-    if quota is None:  # the first version of control groups
-        folder = root / "sys/fs/cgroup/cpu"
-        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        quota = _quota([(text_of(folder / name) or "").strip() for name in files])
-    return usable if quota is None else max(1, min(usable, math.floor(quota + 0.5)))
-
-
-def _quota(words: list[str]) -> float | None:
-    """Cores' worth of time, from a quota and the period that it is for; None where there is no limit."""
-    if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
-        return int(words[0]) / int(words[1])
-    return None
-
-
 def _room(root: Path) -> int:
-    total = psutil.virtual_memory().total
-    limit = (text_of(root / "sys/fs/cgroup/memory.max") or "").strip()
-    if limit.isdecimal():
-        total = min(total, int(limit))
+    _, total = machine_memory(root)
     room = min(MOST_BATCH_BYTES, int(BATCH_MEMORY_SHARE * total))
     try:
         # Workers give tensors through shared memory, and die without a word where it is full.

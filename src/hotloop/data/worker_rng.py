@@ -1,65 +1,69 @@
-"""The rng states of a DataLoader's workers, told with each batch, and given to workers that take their place.
+"""The rng states of a DataLoader's workers, asked for between epochs, and given to workers that take their place.
 
 Workers that persist go on from epoch to epoch with rng states that only they know: global ones, and those of
-generators that their copy of the dataset holds. So where their items may be random, each batch brings along the states
-that its worker was left in, and a run that is resumed starts its workers with them. What else the items change in the
-dataset cannot be given to other workers; its names come along with a batch now and then.
+generators that their copy of the dataset holds. So where their items may be random, they are asked for them between
+two epochs, and a run that is resumed starts its workers with them. What else the items change in the dataset cannot be
+given to other workers; they tell its names.
 """
 
-import random
+import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from hotloop._torch import dismiss_workers, end_as_garbage, keeps_workers
+from hotloop._torch import ask_workers, dismiss_workers, end_as_garbage, keeps_workers
 from hotloop.data.forking import forking
 from hotloop.data.loader_rng import LoaderRngState
 from hotloop.values.effects import ReachableState, look
 from hotloop.values.rng import Rng, generators_in
 
 
-class _Telling:
-    """A collate_fn that adds the rng states of the worker that it runs in."""
+class _Watching:
+    """A collate_fn that remembers, in its worker, what makes the items: a question may come between two epochs."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
-        self._calls = 0  # in this worker
-        self._first: ReachableState | None = None  # at the dataset
+        self._first: ReachableState | None = None  # after the first batch, for which files may be opened
 
     def __call__(self, items: Any) -> Any:
+        global _this_worker
         batch = self._collate(items)
-        info = get_worker_info()
-        assert info is not None
-        version, numbers, gauss = random.getstate()
-        # As bytes, which travel faster than a tensor in shared memory or a tuple of numbers.
-        python = (version, np.array(numbers, np.int64).tobytes(), gauss)
-        host = torch.get_rng_state().numpy().tobytes()
-        own = [_sent(rng.get_state()) for rng in self.own()]
-        return info.id, host, python, np.random.get_state(legacy=False), own, self._changed(info.dataset), batch
+        if _this_worker is not self:
+            _this_worker, self._first = self, self._look()
+        return batch
 
     def own(self) -> list[Rng]:
         """The generators that the dataset of this worker and what collates its items hold."""
-        info = get_worker_info()
-        assert info is not None
-        found = generators_in([info.dataset, self._collate])
+        found = generators_in([_info().dataset, self._collate])
         return [Rng.of(each) for each in {id(each): each for each in found}.values()]
 
-    def _changed(self, dataset: object) -> list[str]:
-        """What differs from after the first batch in what makes the items; looked at ever more rarely."""
-        self._calls += 1
-        if self._calls & (self._calls - 1):  # no power of two
-            return []
-        seen = look({"dataset": dataset, "collate_fn": self._collate})
+    def told(self) -> bytes:
+        """The number of this worker, its rng states, and what differs from after its first batch."""
+        assert self._first is not None
+        states = replace(LoaderRngState.now(), own=tuple(rng.get_state() for rng in self.own()))
+        return pickle.dumps((_info().id, states, self._first.changes(self._look())))
+
+    def _look(self) -> ReachableState:
+        seen = look({"dataset": _info().dataset, "collate_fn": self._collate})
         for path in seen.generators:
             seen.values.pop(path, None)
-        if self._first is None:
-            self._first = seen
-        return self._first.changes(seen)
+        return seen
+
+
+_this_worker: _Watching | None = None
+
+
+def _info() -> Any:
+    info = get_worker_info()
+    assert info is not None
+    return info
+
+
+def _told() -> bytes | None:
+    """In bytes, for tensors would travel through shared memory."""
+    return None if _this_worker is None else _this_worker.told()
 
 
 @dataclass(frozen=True)
@@ -68,33 +72,28 @@ class _Starting:
 
     init: Callable[[int], None] | None
     states: tuple[LoaderRngState, ...]
-    telling: object  # the collate_fn, which this worker has too
+    collate: object  # that this worker has too
 
     def __call__(self, number: int) -> None:
         if self.init is not None:
             self.init(number)
         if number < len(self.states):
             self.states[number].restore()
-            own = self.telling.own() if isinstance(self.telling, _Telling) else []
+            own = self.collate.own() if isinstance(self.collate, _Watching) else []
             for rng, state in zip(own, self.states[number].own, strict=False):
                 rng.set_state(state)
 
 
-def _sent(state: Any) -> Any:
-    return state.numpy() if isinstance(state, Tensor) else state  # an array is copied, a tensor needs shared memory
-
-
 class Workers:
-    """Workers of a loader that persist, and what they told of their rng states."""
+    """Workers of a loader that persist, and what they tell of their rng states between two epochs."""
 
     def __init__(self, loader: DataLoader[Any], *, tell: bool) -> None:
         self._loader = loader
         self._tell = tell
-        self._told: dict[int, Any] = {}
-        self.changed: set[str] = set()  # names of what the items have changed in the dataset of a worker
-        self._all_read = False  # whether the latest epoch was read to its end, so that no state is missing
+        self._carried: tuple[LoaderRngState, ...] | None = ()  # None: they were not asked yet
+        self._changed: set[str] = set()
         if tell:
-            loader.__dict__["collate_fn"] = _Telling(loader.collate_fn)
+            loader.__dict__["collate_fn"] = _Watching(loader.collate_fn)
 
     @property
     def are_there(self) -> bool:
@@ -102,28 +101,33 @@ class Workers:
 
     def carried(self) -> tuple[LoaderRngState, ...]:
         """The states of all workers between two epochs; empty where they are not known."""
-        if not self._all_read or len(self._told) < self._loader.num_workers:
-            return ()
-        return tuple(_state(self._told[number]) for number in range(self._loader.num_workers))
+        if self._carried is None:
+            told = {}
+            for answer in filter(None, ask_workers(self._loader, _told)):
+                number, told[number], changed = pickle.loads(answer)  # noqa: S301 - of a worker of this process
+                self._changed.update(changed)
+            self._carried = tuple(told[number] for number in sorted(told))
+            if len(told) < self._loader.num_workers:  # one has made no batch yet
+                self._carried = ()
+        return self._carried
+
+    @property
+    def changed(self) -> list[str]:
+        """Names of what the items have changed in the dataset of a worker by the end of an epoch."""
+        self.carried()
+        return sorted(self._changed)
 
     def listen(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches without what the workers told."""
-        return self._heard(batches) if self._tell else batches
-
-    def _heard(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if not self._all_read:  # an epoch was left early: what its workers told last is not what they did last
-            self._told = {}
-        self._all_read = False
-        for origin, (number, *told, changed, batch) in batches:
-            self._told[number] = told
-            self.changed.update(changed)
-            yield origin, batch
-        self._all_read = True
+        """The same batches; after the last of them the workers can be asked."""
+        self._carried = ()  # in an epoch that is left early, what they do last is not known
+        yield from batches
+        if self._tell:
+            self._carried = None
 
     def dismiss(self) -> None:
         """Let the next epoch begin with new workers."""
         dismiss_workers(self._loader)
-        self._told = {}
+        self._carried = ()
 
     def start(self, carried: tuple[LoaderRngState, ...]) -> None:
         """Start them with rng states that workers before them had; the loader must have nothing to load."""
@@ -134,19 +138,4 @@ class Workers:
                 end_as_garbage(iter(self._loader))
         finally:
             self._loader.__dict__["worker_init_fn"] = init
-        self._told = {number: _told(state) for number, state in enumerate(carried)}
-        self._all_read = True
-
-
-def _state(told: list[Any]) -> LoaderRngState:
-    host, (version, numbers, gauss), numpy, own = told
-    python = (version, tuple(np.frombuffer(numbers, np.int64).tolist()), gauss)
-    states = tuple(torch.from_numpy(state) if isinstance(state, np.ndarray) else state for state in own)
-    return LoaderRngState(torch.frombuffer(bytearray(host), dtype=torch.uint8), python, numpy, states)
-
-
-def _told(state: LoaderRngState) -> list[Any]:
-    assert state.python is not None
-    version, numbers, gauss = state.python
-    python = (version, np.array(numbers, np.int64).tobytes(), gauss)
-    return [state.torch.numpy().tobytes(), python, state.numpy, [_sent(own) for own in state.own]]
+        self._carried = carried

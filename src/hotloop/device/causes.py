@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hotloop.device.facts import MachineFacts, VisibleGpu
+from hotloop.device.facts import MachineFacts, VisibleGpu, dotted
 from hotloop.device.visibility import why_hidden
 from hotloop.printing.text import printable, shorten
 from hotloop.records import Record
@@ -130,7 +130,7 @@ def _too_old(facts: MachineFacts) -> bool:
 def _old_driver(facts: MachineFacts) -> Cause:
     oldest = OLDEST_DRIVER.get(_numbers(facts.torch_cuda)[0])
     needs = f"driver {oldest[0]}.{oldest[1]} or newer" if oldest else "a newer driver"
-    runs = f", which runs CUDA {_dotted(facts.driver_cuda)} at most" if facts.driver_cuda else ""
+    runs = f", which runs CUDA {dotted(facts.driver_cuda)} at most" if facts.driver_cuda else ""
     older = f"CUDA {facts.driver_cuda[0]}" if facts.driver_cuda else "an older CUDA"
     return Cause(
         "old-driver",
@@ -185,7 +185,7 @@ def unsupported(facts: MachineFacts, gpu: VisibleGpu) -> Cause:
     sm = "sm_{}{}".format(*gpu.capability)
     return Cause(
         "unsupported-arch",
-        f"{gpu} has compute capability {_dotted(gpu.capability)}, and this torch "
+        f"{gpu} has compute capability {dotted(gpu.capability)}, and this torch "
         f"({facts.torch_version}) holds code for {shorten(list(facts.arch_list), 12)} only",
         f"install {age} build of torch, one that {has} {sm} ({SELECTOR})",
     )
@@ -220,7 +220,7 @@ def why_no_mps(facts: MachineFacts) -> Cause | None:
     if not facts.mps_built:
         return Cause("no-mps-build", "this torch is built without MPS", f"install the build from {SELECTOR}")
     if facts.macos is not None and facts.macos < (12, 3):
-        return Cause("old-macos", f"MPS needs macOS 12.3, and this is {_dotted(facts.macos)}", "update macOS")
+        return Cause("old-macos", f"MPS needs macOS 12.3, and this is {dotted(facts.macos)}", "update macOS")
     return Cause("no-metal", "macOS gives torch no Metal GPU", "run it on the Mac itself, not in a virtual machine")
 
 
@@ -245,7 +245,3 @@ def _numbers(version: str | None) -> tuple[int, ...]:
 def _arch(arch: str) -> tuple[int, int] | None:
     numbers = _numbers(arch)
     return divmod(numbers[0], 10) if numbers else None
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from hotloop.device import as_device, device_error
@@ -40,15 +41,9 @@ def measure(
     for _ in range(warmup):
         call()
     calls = max(1, round(1e-3 / max(_seconds(call, 1, target), 1e-7)))
-    times = sorted(_seconds(call, calls, target) / calls for _ in range(repeats))
-    return Timing(
-        median=_quantile(times, 0.5),
-        low=_quantile(times, 0.05),
-        high=_quantile(times, 0.95),
-        repeats=repeats,
-        calls_per_repeat=calls,
-        device=str(target),
-    )
+    times = [_seconds(call, calls, target) / calls for _ in range(repeats)]
+    low, median, high = np.quantile(times, [0.05, 0.5, 0.95]).tolist()
+    return Timing(median, low, high, repeats=repeats, calls_per_repeat=calls, device=str(target))
 
 
 class Clock:
@@ -94,11 +89,3 @@ def _seconds(call: Callable[[], Any], calls: int, device: torch.device) -> float
         call()
     synchronize(device)
     return time.perf_counter() - start
-
-
-def _quantile(ordered: list[float], q: float) -> float:
-    """Linear interpolation between the nearest two."""
-    position = q * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

@@ -105,3 +105,12 @@ def runs_on(arch: str, capability: tuple[int, int]) -> bool:
     if kind == "compute" and not suffix:  # PTX, which the driver compiles for any newer GPU
         return built <= capability
     return built[0] == capability[0] and built[1] <= capability[1]
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    """A version as people write it.
+
+    >>> dotted((12, 8))
+    '12.8'
+    """
+    return ".".join(map(str, version))

@@ -1,5 +1,6 @@
-"""What the operating system tells of the machine: its files under a root, its processor, its memory."""
+"""What the operating system tells of the machine: its files under a root, and its processor."""
 
+import math
 import os
 import platform
 import re
@@ -10,19 +11,11 @@ from typing import Literal
 
 import psutil
 
-from hotloop.device.arm import arm_name
 from hotloop.device.facts import Cpu, InstalledGpu
+from hotloop.monitor.main_memory import machine_memory, text_of
 
 DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 CONTAINERS = ("docker", "containerd", "kubepods", "libpod", "lxc")
-
-
-def text_of(path: Path) -> str | None:
-    """The file's text, or None where it cannot be read."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return None
 
 
 def driver_version(root: Path) -> str | None:
@@ -88,22 +81,18 @@ def in_container(root: Path, environ: Mapping[str, str] = os.environ) -> bool:
 
 def cpu(root: Path) -> Cpu:
     """The processor, the cores this process may use, and the memory it may take."""
-    memory = psutil.virtual_memory()
-    limit, used = _number(root / "sys/fs/cgroup/memory.max"), _number(root / "sys/fs/cgroup/memory.current")
-    free, total = memory.available, memory.total
-    if limit is not None and limit < total:  # a container's share
-        free, total = max(0, min(free, limit - (used or 0))), limit
-    logical = psutil.cpu_count()
-    return Cpu(cpu_name(root), psutil.cpu_count(logical=False), logical, _affinity() or logical, free, total)
+    free, total = machine_memory(root)
+    return Cpu(
+        cpu_name(root), psutil.cpu_count(logical=False), psutil.cpu_count(), usable_cores(root), free=free, total=total
+    )
 
 
 def cpu_name(root: Path = Path("/")) -> str:
-    """The processor as its maker calls it, else its architecture."""
-    told = text_of(root / "proc/cpuinfo") or ""
-    match = re.search(r"^model name\s*:\s*(\S.*)$", told, re.MULTILINE)
+    """The processor as its maker calls it, else its architecture: Linux does not name ARM processors."""
+    match = re.search(r"^model name\s*:\s*(\S.*)$", text_of(root / "proc/cpuinfo") or "", re.MULTILINE)
     if match:
         return match[1].strip()
-    return arm_name(told) or _apple_name() or platform.processor() or platform.machine() or "CPU"
+    return _apple_name() or platform.processor() or platform.machine() or "CPU"
 
 
 def _apple_name() -> str | None:
@@ -117,12 +106,12 @@ def _apple_name() -> str | None:
     return told.stdout.strip() or None
 
 
-def _affinity() -> int | None:
-    """How many cores the process may run on; only Linux tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file; None where there is none, as in "max" for no limit."""
-    text = (text_of(path) or "").strip()
-    return int(text) if text.isdecimal() else None
+def usable_cores(root: Path = Path("/")) -> int:
+    """How many cores this process may use; of a container, its share of the time."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    older = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")  # the first version of control groups
+    for files in (("cpu.max",), older):
+        words = " ".join(text_of(root / "sys/fs/cgroup" / name) or "" for name in files).split()
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
+            return max(1, min(usable, math.floor(int(words[0]) / int(words[1]) + 0.5)))
+    return usable

@@ -1,10 +1,11 @@
 """What NVIDIA's management library tells of driver and GPUs, without starting CUDA on any of them."""
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 from hotloop.device.facts import InstalledGpu
+from hotloop.monitor.failures import LIB_RM_VERSION_MISMATCH, Failed
+from hotloop.monitor.foreign import decoded
+from hotloop.monitor.nvml_gate import Library
 
 
 @dataclass(frozen=True)
@@ -25,49 +26,30 @@ class NvmlReading:
 def read() -> NvmlReading:
     """Ask NVML once, and close it again."""
     try:
-        import pynvml  # noqa: PLC0415  # a broken installation must not break `import hotloop.device`
+        library = Library()
     except ImportError:
         return NvmlReading()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return NvmlReading(mismatch=isinstance(error, pynvml.NVMLError_LibRmVersionMismatch))
-    try:
-        return _read(pynvml)
-    finally:
-        _ask(pynvml, "nvmlShutdown")
-
-
-def _read(pynvml: ModuleType) -> NvmlReading:
+    except Failed as error:
+        return NvmlReading(mismatch=error.code == LIB_RM_VERSION_MISMATCH)
+    ask = library.or_none
     cards: list[InstalledGpu] = []
     free: list[tuple[str, int]] = []
-    count = _ask(pynvml, "nvmlDeviceGetCount")
+    count = ask("nvmlDeviceGetCount")
     for index in range(count or 0):
-        handle = _ask(pynvml, "nvmlDeviceGetHandleByIndex", index)
+        handle = ask("nvmlDeviceGetHandleByIndex", index)
         if handle is None:  # a GPU that fell off the bus, or one that is not ours
             continue
-        uuid = _text(_ask(pynvml, "nvmlDeviceGetUUID", handle))
-        cards.append(InstalledGpu(_text(_ask(pynvml, "nvmlDeviceGetName", handle)) or "NVIDIA GPU", uuid))
-        memory = _ask(pynvml, "nvmlDeviceGetMemoryInfo", handle)
+        uuid = decoded(ask("nvmlDeviceGetUUID", handle))
+        cards.append(InstalledGpu(decoded(ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU", uuid))
+        memory = ask("nvmlDeviceGetMemoryInfo", handle)
         if uuid is not None and memory is not None:
             free.append((uuid, int(memory.free)))
-    version = _ask(pynvml, "nvmlSystemGetCudaDriverVersion_v2")
+    version = ask("nvmlSystemGetCudaDriverVersion_v2")
+    driver = decoded(ask("nvmlSystemGetDriverVersion"))
+    ask("nvmlShutdown")
     return NvmlReading(
-        driver=_text(_ask(pynvml, "nvmlSystemGetDriverVersion")),
+        driver=driver,
         driver_cuda=None if version is None else (version // 1000, version % 1000 // 10),
         cards=None if count is None else tuple(cards),
         free=tuple(free),
     )
-
-
-def _ask(pynvml: ModuleType, question: str, *about: Any) -> Any:
-    """The answer, or None: each NVML call may fail on its own, on MIG, vGPU, WSL or an old driver."""
-    try:
-        return getattr(pynvml, question)(*about)
-    except (pynvml.NVMLError, AttributeError, UnicodeDecodeError):
-        return None
-
-
-def _text(answer: Any) -> str | None:
-    """Old bindings answer in bytes."""
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer

@@ -1,6 +1,7 @@
 """How CUDA reads CUDA_VISIBLE_DEVICES: a list of GPUs, cut at the first entry that is not one."""
 
 import re
+from itertools import takewhile
 
 from hotloop.device.facts import InstalledGpu
 
@@ -19,19 +20,10 @@ def why_hidden(visible: str, cards: tuple[InstalledGpu, ...] | None) -> str | No
         return what
     if not _names_a_gpu(entries[0], cards):
         return f"{what}, since CUDA reads it up to the first entry that names none, '{entries[0]}'"
-    valid = _until_invalid(entries, cards)
+    valid = list(takewhile(lambda entry: _names_a_gpu(entry, cards), entries))
     if len(set(valid)) < len(valid):
         return f"{what}, since it names one of them twice"
     return None
-
-
-def _until_invalid(entries: list[str], cards: tuple[InstalledGpu, ...] | None) -> list[str]:
-    valid: list[str] = []
-    for entry in entries:
-        if not _names_a_gpu(entry, cards):
-            break
-        valid.append(entry)
-    return valid
 
 
 def _names_a_gpu(entry: str, cards: tuple[InstalledGpu, ...] | None) -> bool:

@@ -5,16 +5,25 @@ import json
 import math
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hotloop.errors import OutputError
 from hotloop.printing.text import printable
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = True) -> None:
-    """Write a file through a temporary one beside it, so that it appears whole or not at all.
+def cannot_write(path: Path, error: Exception) -> OutputError:
+    """The error for a file or folder that cannot be written."""
+    why = getattr(error, "strerror", None) or error
+    return OutputError(f"cannot write {printable(str(path))}: {why}", fix="choose a writable folder with enough space")
+
+
+@contextmanager
+def whole(path: Path, *, mode: int = 0o666, sync: bool = True) -> Iterator[IO[bytes]]:
+    """A file that is written through a temporary one beside it, so that it appears whole or not at all.
 
     With `sync` that holds where the machine fails, too; it may take seconds on a busy disk. `mode` is lessened by the
     umask, which the system does as it makes the file: to read the umask one must change it, and files that other
@@ -28,7 +37,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = True
             raise FileExistsError(errno.EEXIST, f"it is {what}")
         try:
             with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
-                file.write(data)
+                yield file
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())
@@ -37,10 +46,13 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = True
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise OutputError(
-            f"cannot write {printable(str(path))}: {error.strerror or error}",
-            fix="choose a writable folder with enough space",
-        ) from error
+        raise cannot_write(path, error) from error
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = True) -> None:
+    """Write a file that appears whole or not at all."""
+    with whole(path, mode=mode, sync=sync) as file:
+        file.write(data)
 
 
 def write_json(path: Path, data: dict[str, Any], *, mode: int = 0o666, sync: bool = True) -> None:

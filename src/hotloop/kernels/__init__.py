@@ -1,51 +1,37 @@
 """hotloop's own CUDA kernels, compiled where they run: what lies between matmuls and convolutions, in few passes over
 memory.
 
-Nothing is imported before one of these names is used, by a lever on a GPU.
+A lever names the file that it uses, `kernels.rows`, which is imported when it does, on a GPU.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hotloop.kernels.convolutions import convolved as convolved
-    from hotloop.kernels.convolutions import cuts_into_patches as cuts_into_patches
-    from hotloop.kernels.convolutions import is_awkward as is_awkward
-    from hotloop.kernels.convolutions import missing as missing
-    from hotloop.kernels.convolutions import padded as padded
-    from hotloop.kernels.convolutions import prepare_convolutions as prepare_convolutions
-    from hotloop.kernels.depthwise import is_depthwise as is_depthwise
-    from hotloop.kernels.layers import fuse as fuse
-    from hotloop.kernels.layers import layers_to_fuse as layers_to_fuse
-    from hotloop.kernels.layers import prepare as prepare
-    from hotloop.kernels.nvrtc import why_no_kernels as why_no_kernels
-    from hotloop.kernels.preload import bf16_matmuls as bf16_matmuls
-    from hotloop.kernels.preload import load_beside as load_beside
-    from hotloop.kernels.rows import RowKernels as RowKernels
-    from hotloop.kernels.rows import prepare_rows as prepare_rows
+from torch import Tensor
+from torch.nn.functional import pad
 
-_HOMES = {
-    "RowKernels": "rows",
-    "bf16_matmuls": "preload",
-    "convolved": "convolutions",
-    "cuts_into_patches": "convolutions",
-    "fuse": "layers",
-    "is_awkward": "convolutions",
-    "is_depthwise": "depthwise",
-    "layers_to_fuse": "layers",
-    "load_beside": "preload",
-    "missing": "convolutions",
-    "padded": "convolutions",
-    "prepare": "layers",
-    "prepare_convolutions": "convolutions",
-    "prepare_rows": "rows",
-    "why_no_kernels": "nvrtc",
-}
+if TYPE_CHECKING:
+    from hotloop.kernels import convolutions as convolutions
+    from hotloop.kernels import depthwise as depthwise
+    from hotloop.kernels import layers as layers
+    from hotloop.kernels import nvrtc as nvrtc
+    from hotloop.kernels import preload as preload
+    from hotloop.kernels import rows as rows
+
+MULTIPLE = 8  # of elements of two bytes: 16 bytes
+
+
+def missing(size: int) -> int:
+    """How many are missing to the next multiple of 8."""
+    return -size % MULTIPLE
+
+
+def padded(tensor: Tensor, *more: int) -> Tensor:
+    """A tensor with zeros at the end of its last dimensions, the last one first."""
+    return pad(tensor, [number for each in more for number in (0, each)]) if any(more) else tensor
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in ("convolutions", "depthwise", "layers", "nvrtc", "preload", "rows"):
         raise AttributeError(f"{__name__} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    return import_module(f"{__name__}.{name}")

@@ -9,25 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from hotloop.kernels.depthwise import depthwise, is_depthwise, prepare_depthwise, why_not_depthwise
+from hotloop.kernels import MULTIPLE, missing, padded
+from hotloop.kernels.depthwise import can_be_depthwise, depthwise, is_depthwise, prepare_depthwise
 from hotloop.kernels.lazy import image_of
 from hotloop.kernels.nvrtc import why_no_kernels
-from hotloop.kernels.patches import Geometry, Windows, folded, patches, product, why_no_patches
+from hotloop.kernels.patches import Geometry, Windows, can_be_patches, folded, patches, product
 
-MULTIPLE = 8  # of elements of two bytes: 16 bytes
 FEW_NUMBERS = 160  # numbers in a window of 7x7 pixels of three colours, and a little more
 
 Convolution = nn.Conv2d | nn.ConvTranspose2d
-
-
-def missing(size: int) -> int:
-    """How many are missing to the next multiple of 8."""
-    return -size % MULTIPLE
-
-
-def padded(tensor: Tensor, *more: int) -> Tensor:
-    """A tensor with zeros at the end of its last dimensions, the last one first."""
-    return F.pad(tensor, [number for each in more for number in (0, each)]) if any(more) else tensor
 
 
 def is_awkward(layer: nn.Module) -> "TypeGuard[Convolution]":
@@ -55,14 +45,14 @@ def convolved(
     if batch.shape[1] != layer.in_channels or batch.device != layer.weight.device:
         return _plain(layer, batch, layer.weight, bias)  # PyTorch says what is wrong
     if is_depthwise(layer):
-        if why_not_depthwise(layer, batch, dtype):
-            return _plain(layer, batch, layer.weight, bias)
-        return depthwise(layer, batch, dtype, bias)
+        if can_be_depthwise(layer, batch, dtype):
+            return depthwise(layer, batch, dtype, bias)
+        return _plain(layer, batch, layer.weight, bias)
     if _may_be_whole(layer) and _is_whole(layer, batch):
         return _in_format(_whole(layer, batch.to(dtype), bias), layer, batch)
     if is_captured and _has_few_numbers(layer):
         windows = _windows(layer, batch.shape)
-        if not why_no_patches(batch, dtype, windows):
+        if can_be_patches(batch, dtype, windows):
             return _in_format(_by_patches(layer, batch, windows, dtype, bias), layer, batch)
     if _has_odd_channels(layer):
         return _with_zeros(layer, batch.to(dtype), bias)

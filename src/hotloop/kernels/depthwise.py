@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hotloop.kernels.images import multiprocessors, readable
-from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of, why_no_kernels
+from hotloop.kernels.nvrtc import Kernels, computes_in_half, kernels_of
 from hotloop.kernels.patches import Geometry
 
 THREADS = 256
@@ -42,24 +42,20 @@ def prepare_depthwise(layers: Iterable[nn.Conv2d], device: torch.device, dtype: 
         _kernels(geometry, device, dtype).compile_beside()
 
 
-def why_not_depthwise(layer: nn.Conv2d, batch: Tensor, dtype: torch.dtype) -> str | None:
-    """Why the kernels do not take a batch of such a layer; None where they do."""
-    if torch.compiler.is_compiling() or type(batch) is not Tensor:
-        return "a compiler reads along, or it is no tensor that lies in memory"
-    if dtype not in HALVES:
-        return "it is not computed in bf16 or fp16"
+def can_be_depthwise(layer: nn.Conv2d, batch: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernels take a batch of such a layer, which has windows, and not too many."""
+    if not computes_in_half(batch, dtype):
+        return False
     places = _geometry(layer).on(batch.shape).places
-    if min(*places, *batch.shape) < 1 or max(batch.numel(), batch.shape[:2].numel() * math.prod(places)) >= COUNTABLE:
-        return "it has no windows, or too many"
-    return why_no_kernels(batch.device)
+    most = max(batch.numel(), batch.shape[:2].numel() * math.prod(places))
+    return min(*places, *batch.shape) >= 1 and most < COUNTABLE
 
 
 def depthwise(layer: nn.Conv2d, batch: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
     """The output of such a layer, with channels together. The weights are not rounded."""
     bias = None if bias is None else bias.float().contiguous()
     weight = layer.weight.float().contiguous()
-    image: Tensor = _Depthwise.apply(batch.to(dtype), weight, bias, _geometry(layer))  # type: ignore[no-untyped-call]
-    return image
+    return _Depthwise.apply(batch.to(dtype), weight, bias, _geometry(layer))  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Depthwise(Function):

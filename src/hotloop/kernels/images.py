@@ -1,7 +1,7 @@
 """Images of two bytes a number whose channels lie together: normalised, shifted, activated, added to and pooled."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of
+from hotloop.kernels.nvrtc import HALVES, kernels_of
 
 GROUP = 8  # channels that a thread reads at once
 SUM_THREADS = 512  # of a block that sums
@@ -20,6 +20,7 @@ MOST_IMAGES = 2**16  # of a batch: the last dimension of a grid
 LARGEST_SIDE = 3  # of a window, whose pixels are told apart by the compiler
 
 _SOURCE = Path(__file__).with_name("images.cu")
+kernels_for = partial(kernels_of, _SOURCE)
 _LAST = torch.channels_last
 
 
@@ -34,25 +35,20 @@ class Activation:
 NONE = Activation()
 
 
-def why_not_image(x: Tensor) -> str | None:
-    """Why the kernels do not take a tensor; None where they do."""
+def is_image(x: Tensor) -> bool:
+    """Whether the kernels take a tensor: an image of two bytes a number on a GPU, its channels together in eights."""
     if not x.is_cuda or x.dtype not in HALVES or x.dim() != 4:
-        return "it is no image of two bytes a number on a GPU"
+        return False
     if x.shape[1] % GROUP or not x.is_contiguous(memory_format=_LAST) or x.data_ptr() % 16:
-        return "its channels do not lie together in groups of 8"
+        return False
     rows = x.numel() // x.shape[1] if x.numel() else 0
-    return None if 1 < rows < 2**31 and x.shape[0] < MOST_IMAGES else "it has too few or too many pixels"
+    return 1 < rows < 2**31 and x.shape[0] < MOST_IMAGES
 
 
 def readable(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """A tensor as the kernels read it, 16 bytes at once; a copy where it lies otherwise, as a part of another may."""
     tensor = tensor.contiguous(memory_format=memory_format)
     return tensor.clone(memory_format=memory_format) if tensor.data_ptr() % 16 else tensor
-
-
-def kernels_for(device: torch.device, dtype: torch.dtype, *macros: str) -> Kernels:
-    """A part of the source."""
-    return kernels_of(_SOURCE, device, dtype, *macros)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hotloop._torch import saves_through_hooks
 from hotloop.kernels.convolutions import convolved, is_awkward
-from hotloop.kernels.images import GROUP, kernels_for, why_not_image
+from hotloop.kernels.images import GROUP, is_image, kernels_for
 from hotloop.kernels.lazy import ImageRecipe, LazyImage, image_of, one_side, pooled
 from hotloop.kernels.nvrtc import HALVES
 
@@ -79,7 +79,7 @@ def normalization(layer: nn.BatchNorm2d | nn.GroupNorm, batch: Tensor) -> Tensor
         if recipe is not None and recipe.is_shift and (isinstance(layer, nn.GroupNorm) or recipe.bias.dim() == 1):
             return LazyImage(recipe.normalized(layer))
         batch = image_of(batch)
-        if type(batch) is Tensor and not why_not_image(batch):
+        if type(batch) is Tensor and is_image(batch):
             return LazyImage(ImageRecipe.of_normalized(layer, batch))
     plain: Any = type(layer).forward
     output: Tensor = plain(layer, image_of(batch))
@@ -97,7 +97,7 @@ def convolution(layer: nn.Conv2d, batch: Tensor) -> Tensor:
         x = convolved(layer, batch, torch.get_autocast_dtype(kind), None)
     else:
         x = F.conv2d(batch, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
-    if type(x) is not Tensor or why_not_image(x):
+    if type(x) is not Tensor or not is_image(x):
         return x + layer.bias.to(x.dtype).view(-1, 1, 1)
     return LazyImage(ImageRecipe.of(x, layer.bias))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from hotloop.kernels.images import (
     Scales,
     batch_scales,
     group_scales,
+    is_image,
     shift_scales,
-    why_not_image,
 )
 
 
@@ -84,8 +85,7 @@ class ImageRecipe:
         scales = self.scales if self.scales is not None else shift_scales(self.bias, self.x)
         given = (self.x, self.weight, self.bias, self.shift, self.residual, scales, self.activation, side)
         with torch.set_grad_enabled(self.records):
-            image: Tensor = FusedImage.apply(*given)  # type: ignore[no-untyped-call]
-        return image
+            return FusedImage.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class LazyImage(Tensor):
@@ -113,10 +113,6 @@ class LazyImage(Tensor):
     def open_recipe(self) -> ImageRecipe | None:
         """The recipe, as long as nothing has been computed."""
         return self.recipe if self._image is None else None
-
-    def put_in_place(self, recipe: ImageRecipe) -> "LazyImage":
-        self.recipe = recipe
-        return self
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,10 +157,9 @@ def pooled(x: Tensor, side: int) -> Tensor | None:
         if recipe.bias.dim() == 1 and not (recipe.scales and recipe.scales.together):
             return recipe.computed(side)
         x = x.image()
-    if type(x) is not Tensor or why_not_image(x):
+    if type(x) is not Tensor or not is_image(x):
         return None
-    result: Tensor = PooledImage.apply(x, side)  # type: ignore[no-untyped-call]
-    return result
+    return PooledImage.apply(x, side)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def one_side(kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> int:
@@ -193,15 +188,14 @@ def _changed(lazy: LazyImage, recipe: ImageRecipe, inplace: bool) -> Tensor | No
     records = recipe.records and torch.is_grad_enabled()
     if not inplace:
         return LazyImage(replace(recipe, records=records))
-    return lazy.put_in_place(recipe) if records == recipe.records else None
+    if records != recipe.records:
+        return None
+    lazy.recipe = recipe
+    return lazy
 
 
 def _relu(lazy: Any, inplace: bool = False) -> Tensor | None:
     return _activated(lazy, Activation(1), inplace)
-
-
-def _relu_(lazy: Any) -> Tensor | None:
-    return _relu(lazy, inplace=True)
 
 
 def _leaky_relu(lazy: Any, negative_slope: float = 0.01, inplace: bool = False) -> Tensor | None:
@@ -242,13 +236,9 @@ def _with_residual(lazy: LazyImage, recipe: ImageRecipe, added: Tensor, inplace:
         summed = replace(recipe, bias=recipe.bias + other.bias, records=recipe.records or other.records)
         return _changed(lazy, summed.added(other.x), inplace)
     added = image_of(added)
-    if added.dtype != recipe.x.dtype or why_not_image(added):
+    if added.dtype != recipe.x.dtype or not is_image(added):
         return None
     return _changed(lazy, recipe.added(added), inplace)
-
-
-def _add_(one: Any, other: Any, *, alpha: Any = 1) -> Tensor | None:
-    return _add(one, other, alpha=alpha, inplace=True)
 
 
 def _max_pool(
@@ -266,12 +256,12 @@ def _max_pool(
 
 _FUSED: dict[Any, Callable[..., Tensor | None]] = {
     **dict.fromkeys((F.relu, torch.relu, Tensor.relu), _relu),
-    **dict.fromkeys((F.relu_, torch.relu_, Tensor.relu_), _relu_),
+    **dict.fromkeys((F.relu_, torch.relu_, Tensor.relu_), partial(_relu, inplace=True)),
     F.leaky_relu: _leaky_relu,
     F.gelu: _gelu,
     F.silu: _silu,
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
-    **dict.fromkeys((Tensor.add_, Tensor.__iadd__), _add_),
+    **dict.fromkeys((Tensor.add_, Tensor.__iadd__), partial(_add, inplace=True)),
     **dict.fromkeys((torch.max_pool2d, F.max_pool2d), _max_pool),
 }
 _TOLD_BY_SHAPE = {

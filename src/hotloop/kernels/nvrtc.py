@@ -43,6 +43,12 @@ def why_no_kernels(device: torch.device) -> str | None:
     return None
 
 
+def computes_in_half(batch: Tensor, dtype: torch.dtype) -> bool:
+    """Whether kernels can compute with a batch in a precision of two bytes: it is in memory, and no compiler reads."""
+    is_there = type(batch) is Tensor and not torch.compiler.is_compiling()
+    return is_there and dtype in HALVES and not why_no_kernels(batch.device)
+
+
 class Kernels:
     """The kernels of one source with some macros, for one kind of GPU. Compiled once for each, and kept on disk."""
 

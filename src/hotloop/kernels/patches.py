@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of, why_no_kernels
+from hotloop.kernels.nvrtc import Kernels, computes_in_half, kernels_of
 
 GROUP = 8  # numbers that a thread writes at once; images have fewer channels
 THREADS = 256
@@ -90,20 +90,13 @@ class Windows:
         return self.geometry.length
 
 
-def why_no_patches(batch: Tensor, dtype: torch.dtype, windows: Windows) -> str | None:
-    """Why the kernels cannot be used for such windows of a batch; None where they can."""
-    if torch.compiler.is_compiling() or type(batch) is not Tensor:
-        return "a compiler reads along, or it is no tensor that lies in memory"
-    if dtype not in HALVES:
-        return "it is not computed in bf16 or fp16"
-    if (
-        min(*windows.places, *windows.shape) < 1
-        or max(windows.rows * windows.length, windows.shape.numel()) >= COUNTABLE
-    ):
-        return "there are no windows, or too many"
-    if max(windows.shape[0], windows.shape[2], windows.places[0]) >= MOST_BLOCKS:
-        return "there are too many images, or lines in them"
-    return why_no_kernels(batch.device)
+def can_be_patches(batch: Tensor, dtype: torch.dtype, windows: Windows) -> bool:
+    """Whether the kernels can be used for such windows of a batch, of which there are some, and not too many."""
+    if not computes_in_half(batch, dtype):
+        return False
+    numbers = max(windows.rows * windows.length, windows.shape.numel())
+    lines = max(windows.shape[0], windows.shape[2], windows.places[0])
+    return min(*windows.places, *windows.shape) >= 1 and numbers < COUNTABLE and lines < MOST_BLOCKS
 
 
 def patches(images: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
@@ -111,20 +104,17 @@ def patches(images: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
     images = images if images.dtype in (torch.float32, dtype) else images.to(dtype)
     if sum((size - 1) * stride for size, stride in zip(images.shape, images.stride(), strict=True)) >= COUNTABLE:
         images = images.contiguous(memory_format=_LAST)
-    rows: Tensor = _Patches.apply(images, windows, dtype)  # type: ignore[no-untyped-call]
-    return rows
+    return _Patches.apply(images, windows, dtype)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def folded(rows: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
     """Images with channels together, at each pixel the sum of what the windows have there."""
-    images: Tensor = _Folded.apply(rows, windows, dtype)  # type: ignore[no-untyped-call]
-    return images
+    return _Folded.apply(rows, windows, dtype)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def product(rows: Tensor, matrix: Tensor, shape: torch.Size) -> Tensor:
     """A matmul whose result is a batch of images in channels_last."""
-    images: Tensor = _Product.apply(rows, matrix, shape)  # type: ignore[no-untyped-call]
-    return images
+    return _Product.apply(rows, matrix, shape)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Patches(Function):

@@ -1,6 +1,7 @@
 """`F.layer_norm`, and the gradients of the biases of `F.linear` and `torch.addmm`, at the speed of the memory."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from hotloop._torch import saves_through_hooks, version_of
 from hotloop.kernels.images import multiprocessors, readable
-from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of
+from hotloop.kernels.nvrtc import HALVES, kernels_of
 
 GROUP = 8  # numbers that a thread reads at once
 WIDEST_ROW = 8192  # row that the threads of a block hold
@@ -22,6 +23,7 @@ FEW_ROWS = 64  # rows that a block sums at least
 COUNTABLE = 2**31  # numbers
 
 _SOURCE = Path(__file__).with_name("rows.cu")
+kernels_for = partial(kernels_of, _SOURCE)
 _PLAIN = torch.contiguous_format
 _HALF = "_hotloop_half"  # where the output of a normalisation has its copy in two bytes
 
@@ -50,11 +52,6 @@ def _widths(model: nn.Module) -> set[int]:
     return {len(weight) for weight in weights if weight.dim() == 1 and _is_wide_enough(len(weight))}
 
 
-def kernels_for(device: torch.device, dtype: torch.dtype, *macros: str) -> Kernels:
-    """A part of the source."""
-    return kernels_of(_SOURCE, device, dtype, *macros)
-
-
 # ruff: noqa: A002
 # They are called as PyTorch's functions are, with the names of their arguments.
 
@@ -73,8 +70,7 @@ def layer_norm(
         return None
     y, half = _LayerNorm.apply(input, weight, bias, float(eps), dtype)  # type: ignore[no-untyped-call]
     setattr(y, _HALF, (half, version_of(y)))
-    normalized: Tensor = y
-    return normalized
+    return y  # type: ignore[no-any-return]
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Tensor | None:
@@ -105,8 +101,7 @@ _OWN: dict[Any, Callable[..., Tensor | None]] = {
 
 
 def _shifted(output: Tensor, bias: Tensor) -> Tensor:
-    shifted: Tensor = _Shifted.apply(output, bias)  # type: ignore[no-untyped-call]
-    return shifted
+    return _Shifted.apply(output, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _half_precision(x: Any) -> torch.dtype | None:

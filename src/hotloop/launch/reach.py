@@ -1,11 +1,11 @@
 """The place where nodes meet: whether its port is free here, and whether it can be reached from here. No torch here."""
 
-import errno
-import os
+import contextlib
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -40,86 +40,51 @@ class Endpoint:
     port: int = PORT
 
     @classmethod
-    def parse(cls, words: str, option: str = "--master") -> "Endpoint":
-        bracketed, _, after = words.removeprefix("[").partition("]") if words.startswith("[") else ("", "", "")
-        host, _, port = (bracketed, "", after.removeprefix(":")) if bracketed else words.partition(":")
-        if not host or not (port or str(PORT)).isdecimal() or not 0 < int(port or PORT) < 2**16:
+    def parse(cls, words: str) -> "Endpoint":
+        try:
+            parts = urlsplit(f"//{words}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host or port == 0:
             raise BadArgument(
-                f"{option} {printable(words)!r} is not a host and a port",
-                fix=f"give both, such as {option} node-0:{PORT}",
+                f"--master {printable(words)!r} is not a host and a port",
+                fix=f"give both, such as --master node-0:{PORT}",
             )
-        return cls(host, int(port or PORT))
+        return cls(host, port or PORT)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def brief(seconds: float) -> str:
-    """A length of time without a second half that says nothing.
-
-    >>> brief(300), brief(90)
-    ('5 min', '1 min 30 s')
-    """
-    return duration(seconds).removesuffix(" 0 s")
-
-
 def is_here(host: str) -> bool:
     """Whether a host is this machine: one of its addresses can be bound to."""
-    for family, kind, protocol, _, address in _resolved(host):
-        with socket.socket(family, kind, protocol) as probe:
-            try:
-                probe.bind((address[0], 0, *address[2:]))
-            except OSError:
-                continue
-            return True
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return True
     return False
 
 
-def _resolved(host: str) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+def must_be_free(endpoint: Endpoint) -> None:
+    """Refuse a port of this machine that cannot be listened on, with the process that has it where the system tells."""
     try:
-        return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)  # type: ignore[return-value]
-    except OSError:
-        return []
+        socket.create_server(("", endpoint.port)).close()
+    except OSError as error:
+        raise PortTaken(
+            f"nodes cannot meet at {endpoint}: port {endpoint.port} of this host cannot be listened on:"
+            f" {(error.strerror or str(error)).lower()}{_owner(endpoint.port)}",
+            fix=f"end it, or choose another port on every node: --master {Endpoint(endpoint.host, endpoint.port + 1)}",
+        ) from None
 
 
-def answers(endpoint: Endpoint) -> bool:
-    """Whether something listens there now."""
-    return _why_not(endpoint) is None
-
-
-def must_be_free(endpoint: Endpoint, option: str) -> None:
-    """Refuse a port of this machine that another program listens on."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        if os.name != "nt":  # there it would share the port
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", endpoint.port))
-            return
-        except PermissionError:
-            what, fix = f"port {endpoint.port} needs rights that this process lacks", "choose a port of 1024 or above"
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            what, fix = (
-                port_taken(endpoint.port),
-                f"end it, or choose another port on every node: {another(endpoint, option)}",
-            )
-    raise PortTaken(f"nodes cannot meet at {endpoint}: {what}", fix=fix)
-
-
-def another(endpoint: Endpoint, option: str) -> str:
-    return f"{option} {Endpoint(endpoint.host, endpoint.port + 1)}"
-
-
-def port_taken(port: int) -> str:
-    """Words for a port in use, with the process where the system tells it."""
-    try:
-        listening = [each for each in psutil.net_connections("tcp") if each.pid and each.status == "LISTEN"]
-        owners = [each.pid for each in listening if each.laddr and each.laddr.port == port]
-        by = f" by process {owners[0]} ({printable(psutil.Process(owners[0]).name())})" if owners else ""
-    except (psutil.Error, OSError):  # another user's, or a system that does not tell
-        by = ""
-    return f"port {port} is taken on this host{by or ' by another program'}"
+def _owner(port: int) -> str:
+    with contextlib.suppress(psutil.Error, OSError):  # another user's, or a system that does not tell
+        for each in psutil.net_connections("tcp"):
+            if each.pid and each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port:
+                return f" by process {each.pid} ({printable(psutil.Process(each.pid).name())})"
+    return ""
 
 
 def wait_for(endpoint: Endpoint, patience: float, tell: Callable[[str], None], *, every: float = 10.0) -> None:
@@ -130,14 +95,14 @@ def wait_for(endpoint: Endpoint, patience: float, tell: Callable[[str], None], *
         waited = time.monotonic() - begun
         if waited >= patience:
             raise Unreachable(
-                f"{endpoint} did not answer within {brief(patience)}: {why}",
+                f"{endpoint} did not answer within {duration(patience)}: {why}",
                 fix="start node 0 there, let its port through the firewall, and check that "
                 f"`getent hosts {printable(endpoint.host)}` gives an address that this machine can reach; "
                 "`--join-timeout 30min` waits longer",
             )
         if waited - told >= every:
             told = waited
-            tell(f"waiting for {endpoint}, {waited:.0f} s of {brief(patience)}: {why}")
+            tell(f"waiting for {endpoint}, {waited:.0f} s of {duration(patience)}: {why}")
         time.sleep(min(1.0, max(0.0, patience - waited)))
 
 
@@ -149,8 +114,6 @@ def _why_not(endpoint: Endpoint) -> str | None:
         return f"no address is known for {printable(endpoint.host)}"
     except TimeoutError:
         return "no answer (a firewall, or a host that is down)"
-    except ConnectionRefusedError:
-        return "the host answers, but nothing listens on that port yet"
     except OSError as error:
         return (error.strerror or str(error)).lower()
     return None

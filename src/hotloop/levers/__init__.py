@@ -5,43 +5,25 @@ To add one, put a file with a subclass of `Lever` into this folder. It is found 
 """
 
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 
-from hotloop.levers.base import Cost, Lever, LeverTarget, UnknownLever
-from hotloop.levers.checkpointing import repeated_blocks
-from hotloop.levers.compile import CompileBlocksLever, CompileLever
-from hotloop.levers.cuda_graph import MOST_STEPS, GraphLever
-from hotloop.levers.cudnn_benchmark import CudnnBenchmarkLever
-from hotloop.levers.fused import without_fused_kernel
-from hotloop.levers.given_masks import GivenMasksLever
-from hotloop.levers.resident import ResidentLever
-from hotloop.levers.tf32 import fp32_matmul_precision
-from hotloop.levers.workers import WorkersLever
+from hotloop.levers.base import Lever, LeverTarget, UnknownLever
 from hotloop.plan import Plan
 
 __all__ = [
-    "COMPILE",
-    "COMPILE_BLOCKS",
-    "CUDNN_BENCHMARK",
-    "GIVEN_MASKS",
-    "GRAPH",
     "LEVERS",
-    "MOST_STEPS",
-    "RESIDENT",
-    "WORKERS",
-    "Cost",
+    "NAMED",
     "Lever",
     "LeverTarget",
     "acting_levers",
-    "fp32_matmul_precision",
+    "added_levers",
     "in_words",
     "levers_of",
     "pulled_levers",
-    "repeated_blocks",
     "uncaptured",
-    "without_fused_kernel",
+    "without",
 ]
 
 _OTHERS = ("__main__", "applied", "base", "flags")  # files of this folder that hold no lever, and may need all of them
@@ -58,15 +40,7 @@ def _found() -> Iterator[Lever]:
 
 
 LEVERS: tuple[Lever, ...] = tuple(sorted(_found(), key=lambda lever: lever.order))
-
-
-def _of(kind: type[Lever]) -> Lever:
-    return next(lever for lever in LEVERS if isinstance(lever, kind))
-
-
-COMPILE, COMPILE_BLOCKS = _of(CompileLever), _of(CompileBlocksLever)
-CUDNN_BENCHMARK, GIVEN_MASKS, GRAPH = _of(CudnnBenchmarkLever), _of(GivenMasksLever), _of(GraphLever)
-RESIDENT, WORKERS = _of(ResidentLever), _of(WorkersLever)
+NAMED = {lever.name: lever for lever in LEVERS}
 
 
 def levers_of(plan: Plan) -> list[str]:
@@ -90,6 +64,18 @@ def in_words(plan: Plan) -> list[str]:
 def pulled_levers(plan: Plan) -> list[Lever]:
     """The levers that a plan has pulled, and one of class `UnknownLever` for each name that none goes by."""
     return [*(lever for lever in LEVERS if lever.is_pulled(plan)), *_unknown(plan)]
+
+
+def added_levers(plan: Plan, begin: Plan) -> list[Lever]:
+    """The levers that a plan has and another has not."""
+    return [lever for lever in LEVERS if lever.is_pulled(plan) and not lever.is_pulled(begin)]
+
+
+def without(levers: Sequence[Lever], plan: Plan) -> Plan:
+    """A plan without these levers."""
+    for lever in levers:
+        plan = lever.off(plan)
+    return plan
 
 
 def acting_levers(plan: Plan) -> list[Lever]:

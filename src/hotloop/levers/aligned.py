@@ -75,18 +75,17 @@ class AlignedLever(Lever):
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if why := target.without_cuda:
-            return why
         if plan.precision == "fp32":
             return "the step is in fp32"
         return None if odd_layers(target.model, plan) else "no layer has sizes that make it slow"
 
     def prepare(self, target: LeverTarget) -> None:
         if target.on_cuda:
-            kernels.prepare_convolutions(target.model, target.device, torch.bfloat16)
+            kernels.convolutions.prepare_convolutions(target.model, target.device, torch.bfloat16)
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
-        taken = set(kernels.layers_to_fuse(model)) if KernelsLever.name in plan.levers else set()  # these pad channels
+        # Those that the other lever takes pad channels themselves.
+        taken = set(kernels.layers.layers_to_fuse(model)) if KernelsLever.name in plan.levers else set()
         for layer in odd_layers(model, plan):
             if "forward" in vars(layer) or layer in taken:  # somebody has replaced it for a reason
                 continue
@@ -95,24 +94,24 @@ class AlignedLever(Lever):
 
 def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
     """The layers of a model that are better computed in another form under a plan."""
-    found: list[nn.Module] = []
-    for layer in model.modules():
-        if type(layer) is nn.Linear:
-            if layer.weight.numel() >= LARGE_LINEAR and _is_odd(layer.weight.shape):
-                found.append(layer)
-        elif type(layer) in RECURRENT:
-            assert isinstance(layer, nn.RNNBase)
-            if layer.hidden_size >= WIDE and not layer.proj_size and _is_odd((layer.input_size, layer.hidden_size)):
-                found.append(layer)
-        elif kernels.is_awkward(layer) if plan.channels_last else plan.graph and kernels.cuts_into_patches(layer):
-            found.append(layer)
-    return found
+    return [layer for layer in model.modules() if _is_slow(layer, plan)]
+
+
+def _is_slow(layer: nn.Module, plan: Plan) -> bool:
+    if type(layer) is nn.Linear:
+        return layer.weight.numel() >= LARGE_LINEAR and _is_odd(layer.weight.shape)
+    if isinstance(layer, nn.RNNBase):
+        is_plain = type(layer) in RECURRENT and layer.hidden_size >= WIDE and not layer.proj_size
+        return is_plain and _is_odd((layer.input_size, layer.hidden_size))
+    if plan.channels_last:
+        return kernels.convolutions.is_awkward(layer)
+    return plan.graph > 0 and kernels.convolutions.cuts_into_patches(layer)
 
 
 def _forward_of(layer: nn.Module, plan: Plan) -> Callable[..., Any]:
     if isinstance(layer, nn.Linear):
         return partial(linear, layer)
-    return partial(convolution, layer, plan.graph > 0) if kernels.is_awkward(layer) else Recurrence(layer)
+    return partial(convolution, layer, plan.graph > 0) if kernels.convolutions.is_awkward(layer) else Recurrence(layer)
 
 
 def convolution(
@@ -124,7 +123,8 @@ def convolution(
         plain: Any = type(layer).forward
         output: Tensor = plain(layer, batch, *size, **options)
         return output
-    return kernels.convolved(layer, batch, torch.get_autocast_dtype(kind), layer.bias, is_captured=is_captured)
+    dtype = torch.get_autocast_dtype(kind)
+    return kernels.convolutions.convolved(layer, batch, dtype, layer.bias, is_captured=is_captured)
 
 
 def linear(layer: nn.Linear, batch: Tensor) -> Tensor:

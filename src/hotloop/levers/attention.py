@@ -47,8 +47,6 @@ class NoCudnnAttentionLever(Lever):
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if target.without_cuda:
-            return target.without_cuda
         return None if torch.backends.cuda.cudnn_sdp_enabled() else "cuDNN is not used for attention"
 
     def around(self, plan: Plan) -> AbstractContextManager[Any]:

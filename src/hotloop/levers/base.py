@@ -68,8 +68,6 @@ class LeverTarget:
 
     def why_no_own_kernels(self, plan: Plan) -> str | None:
         """Why a plan cannot use hotloop's own kernels; None where it can."""
-        if why := self.without_cuda:
-            return why
         if plan.precision == "fp32":
             return "the step is in fp32"
         if not plan.graph:
@@ -124,9 +122,8 @@ class LeverRule:
 class Lever:
     """One change of a plan. `tier` A leaves the numbers as they are, B changes their rounding, C the training.
 
-    A lever is a subclass in a file of this folder, and its docstring is its page of the documentation. Most change a
-    field of `Plan`; one without a field of its own is listed by name in `Plan.levers`, and has nothing to override for
-    that.
+    A lever is a subclass in a file of this folder, and its docstring is its page of the documentation. `sets` is the
+    field of `Plan` that it changes; one without a field of its own is listed by name in `Plan.levers`.
     """
 
     name: str
@@ -137,6 +134,7 @@ class Lever:
     undo: str
     rule: LeverRule | None = None  # when the tuner proposes it for a run; None: `loop.tune` alone tries it
     begins_on: tuple[str, ...] = ()  # types of devices on which a run has it from its first step
+    sets: tuple[str, Any] | None = None  # the setting of `Plan` that it changes, and to what
     needs_cuda = False
     changes_gradients = True  # where its tier is B; else only the update rounds differently, and the gate sees nothing
     computes_the_same = False  # other code for the same numbers: its gradient must be the eager one, at each parameter
@@ -150,11 +148,17 @@ class Lever:
 
     def pull(self, plan: Plan) -> Plan:
         """The plan with this lever; pulling twice changes nothing."""
-        return replace(plan, levers=(*plan.levers, self.name))
+        if self.sets is None:
+            return replace(plan, levers=(*plan.levers, self.name))
+        name, value = self.sets
+        return replace(plan, **{name: value})
 
     def off(self, plan: Plan) -> Plan:
         """The plan without this lever."""
-        return replace(plan, levers=tuple(name for name in plan.levers if name != self.name))
+        if self.sets is None:
+            return replace(plan, levers=tuple(name for name in plan.levers if name != self.name))
+        name, value = self.sets
+        return replace(plan, **{name: getattr(Plan, name)}) if getattr(plan, name) == value else plan
 
     @lru_cache(maxsize=1024)  # noqa: B019  # levers are there for good, and a run asks hundreds of times
     def is_pulled(self, plan: Plan) -> bool:
@@ -174,14 +178,16 @@ class Lever:
             return "on several ranks it is not tried unasked"
         if self.tier == "B" and target.only and target.device.type not in self.begins_on:
             return target.only
-        return self.obstacle(target, plan)
+        if self.needs_cuda and target.without_cuda:
+            return target.without_cuda
+        return self.obstacle(target, plan) or self.impossible(target, plan)
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        """Why it cannot or should not be pulled here; None where it may be tried."""
-        return self.impossible(target, plan)
+        """Why it should not be tried here, where it is on the device that it needs; None where it may be."""
+        return None
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
-        """Why it cannot work here even where a person's plan asks for it; None where it can."""
+        """Why it cannot work here even where a person's plan asks for it; None where it can. Asked last."""
         return target.without_cuda if self.needs_cuda else None
 
     def prepare(self, target: LeverTarget) -> None:

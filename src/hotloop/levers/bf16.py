@@ -1,7 +1,5 @@
 """The forward and backward pass compute in bfloat16."""
 
-from dataclasses import replace
-
 import torch
 
 from hotloop import kernels
@@ -48,6 +46,7 @@ class Bf16Lever(Lever):
     undo = "autocast stays off"
     halves_precision = True
     trust = 5
+    sets = "precision", "bf16"
     rule = LeverRule(
         f"a step computes more than {HEAVY / 1e9:.0f} GFLOP in matmuls, convolutions and recurrences; if it cannot"
         f" be captured on a GPU, also more than {DENSE / 1e12:.0f} TFLOP per second",
@@ -55,12 +54,6 @@ class Bf16Lever(Lever):
         "H200: a GPT of 124M parameters went from 54,200 to 348,000 tokens/s; for an MLP of 64 rows the casts cost"
         " more, and a GRU over packed sequences took 1.26 times as long",
     )
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, precision="bf16")
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, precision="fp32") if plan.precision == "bf16" else plan
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if target.pinned_precision:
@@ -74,7 +67,7 @@ class Bf16Lever(Lever):
 
     def prepare(self, target: LeverTarget) -> None:
         if target.on_cuda and not target.pinned_precision and _computes_in_bf16(target.device):
-            kernels.load_beside(target.device, kernels.bf16_matmuls)
+            kernels.preload.load_beside(target.device, kernels.preload.bf16_matmuls)
 
 
 def _computes_in_bf16(gpu: torch.device) -> bool:

@@ -1,7 +1,6 @@
 """Images and the weights of convolutions have the memory format `channels_last`."""
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
@@ -59,6 +58,7 @@ class ChannelsLastLever(Lever):
     cost = "a moment"
     undo = "the memory format of the weights is restored"
     trust = 3
+    sets = "channels_last", True
     rule = LeverRule(
         f"half of the convolutions or more have at least {FEWEST} channels on both sides, there is no InstanceNorm"
         " between them and no GroupNorm that hotloop's kernels do not know, and no depthwise convolution for which"
@@ -70,12 +70,6 @@ class ChannelsLastLever(Lever):
 
     def in_words(self, plan: Plan) -> str:
         return "channels_last"
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, channels_last=True)
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, channels_last=False)
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         layers = convolutions_of(target.model)
@@ -115,16 +109,16 @@ def _is_held_up(facts: RunFacts) -> bool:
     """Whether layers want the channels apart, so that activations would be copied to and fro."""
     target = facts.target
     layers = {each for each in target.model.modules() if isinstance(each, nn.GroupNorm | nn.InstanceNorm2d)}
-    has_kernels = facts.is_heavy and not kernels.why_no_kernels(target.device)
-    return bool(layers.difference(kernels.layers_to_fuse(target.model)) if has_kernels else layers)
+    has_kernels = facts.is_heavy and not kernels.nvrtc.why_no_kernels(target.device)
+    return bool(layers.difference(kernels.layers.layers_to_fuse(target.model)) if has_kernels else layers)
 
 
 def _waits_for_cudnn(facts: RunFacts) -> bool:
     """Whether the run is too short for what cuDNN compiles for depthwise convolutions."""
     target = facts.target
     layers = [each for each in convolutions_of(target.model) if _is_by_channel(each)]
-    if facts.is_heavy and not kernels.why_no_kernels(target.device):
-        layers = [each for each in layers if not kernels.is_depthwise(each)]
+    if facts.is_heavy and not kernels.nvrtc.why_no_kernels(target.device):
+        layers = [each for each in layers if not kernels.depthwise.is_depthwise(each)]
     kinds = {(each.in_channels, each.kernel_size, each.stride, each.dilation) for each in layers}
     return target.on_cuda and facts.left is not None and BY_CUDNN * len(kinds) > HELD_UP_SHARE * facts.left
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,19 +49,13 @@ class CheckpointingLever(Lever):
     what = "activation checkpointing of the repeated blocks"
     cost = "nothing"
     undo = "the blocks are unwrapped"
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, checkpointing=True)
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, checkpointing=False)
+    sets = "checkpointing", True
 
     def acts(self, plan: Plan) -> bool:
         return plan.checkpointing or bool(plan.recompute)
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        why = self.impossible(target, plan)
-        return why or "it saves memory and costs time, and the step fits without it"
+        return "it saves memory and costs time, and the step fits without it"
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         if repeated_blocks(target.model):

@@ -1,6 +1,6 @@
 """The forward and backward pass are compiled by `torch.compile`: of the whole objective, or of repeated blocks."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -105,17 +105,10 @@ class CompileBlocksLever(Lever):
     undo = "the blocks' `forward` is restored"
     is_alone = True
     computes_the_same = True
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, compile="blocks")
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, compile="off") if plan.compile == "blocks" else plan
+    sets = "compile", "blocks"
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if why := _why_not_compiled(target) or self.impossible(target, plan):
-            return why
-        return None if plan.compile == "off" else "the whole step is compiled"
+        return _why_not_compiled(target) or (None if plan.compile == "off" else "the whole step is compiled")
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         return None if repeated_blocks(target.model) else "the model repeats no block that could be compiled once"
@@ -123,23 +116,17 @@ class CompileBlocksLever(Lever):
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         for block in repeated_blocks(model):
             if "forward" not in vars(block):  # else somebody has replaced it for a reason
-                yield replace_forward(block, CompiledForward(block))
+                kind = type(block)
+                if kind not in _CODES:
+                    _CODES[kind] = torch.compile(kind.forward, backend=inductor(None))
+                yield replace_forward(block, compiled_forward, block, _CODES[kind])
 
 
-class CompiledForward:
-    """The `forward` of one block while it is compiled; in evaluation it is eager."""
-
-    def __init__(self, block: nn.Module) -> None:
-        self._block, kind = block, type(block)
-        if kind not in _CODES:
-            _CODES[kind] = torch.compile(kind.forward, backend=inductor(None))
-        self._compiled = _CODES[kind]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        block = self._block
-        if not block.training or not torch.is_grad_enabled():
-            return type(block).forward(block, *args, **kwargs)
-        return self._compiled(block, *args, **kwargs)
+def compiled_forward(block: nn.Module, code: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The `forward` of a block while it is compiled; in evaluation it is eager."""
+    if not block.training or not torch.is_grad_enabled():
+        return type(block).forward(block, *args, **kwargs)
+    return code(block, *args, **kwargs)
 
 
 def form_of(value: Any, varying: Varying = frozenset()) -> Hashable:
@@ -254,14 +241,7 @@ class MaxAutotuneLever(Lever):
     undo = "the compiled function is dropped"
     computes_the_same = True
     needs_cuda = True
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, compile="max-autotune")
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, compile="off") if plan.compile == "max-autotune" else plan
+    sets = "compile", "max-autotune"
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if target.without_cuda:
-            return target.without_cuda
         return None if plan.compile == "default" else "`compile` was not kept"

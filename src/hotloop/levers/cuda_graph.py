@@ -14,14 +14,10 @@ from hotloop.plan import Plan
 
 MOST_STEPS = 16  # in one CUDA graph
 SHORT = 1.0  # seconds of an eager step; of a longer one, launches are a small part
-FEW_OPERATIONS, LIGHT_FLOPS = (
-    100,
-    5e8,
-)  # operations and flops of a pass that takes longer to launch than to compute, even as a graph
+# Of a pass that takes longer to launch than to compute, even as a graph.
+FEW_OPERATIONS, LIGHT_FLOPS = 100, 5e8
 MANY_TINY = 500  # steps in which a graph of several pays for its capture
-MANY_BATCHES = (
-    300  # batches of varying shapes, so that some come often: a shape is captured when it comes the tenth time
-)
+MANY_BATCHES = 300  # of varying shapes, so that some come often: a shape is captured when it comes the tenth time
 
 
 class GraphLever(Lever):

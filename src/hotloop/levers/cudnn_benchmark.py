@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,16 +55,9 @@ class CudnnBenchmarkLever(Lever):
     cost = "a moment"
     undo = "the switch is restored after each step"
     needs_cuda = True
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, cudnn_benchmark=True)
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, cudnn_benchmark=False)
+    sets = "cudnn_benchmark", True
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if target.without_cuda:
-            return target.without_cuda
         if torch.backends.cudnn.benchmark:
             return "it is on already"
         return None if convolutions_of(target.model) else "the model has no two-dimensional convolution"
@@ -77,7 +69,7 @@ class CudnnBenchmarkLever(Lever):
 def expected_search(model: nn.Module) -> float:
     """Seconds that the search may take; 0 where there is nothing worth a search, as in a transformer that begins with
     a convolution of its image's patches."""
-    return EACH * sum(not kernels.cuts_into_patches(layer) for layer in convolutions_of(model))
+    return EACH * sum(not kernels.convolutions.cuts_into_patches(layer) for layer in convolutions_of(model))
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """The forward and backward pass compute in float16, with a `GradScaler`."""
 
-from dataclasses import replace
-
 import torch
 
 from hotloop.levers.base import Lever, LeverTarget
@@ -41,12 +39,7 @@ class Fp16Lever(Lever):
     cost = "nothing"
     undo = "autocast stays off"
     halves_precision = True
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, precision="fp16")
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, precision="fp32") if plan.precision == "fp16" else plan
+    sets = "precision", "fp16"
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if target.pinned_precision:

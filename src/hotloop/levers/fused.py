@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,6 +66,7 @@ class FusedLever(Lever):
     trust = 6
     changes_gradients = False
     begins_on = ("cuda",)
+    sets = "fused", True
     rule = LeverRule(
         "the optimizer has a fused kernel",
         lambda facts: True,
@@ -77,18 +77,10 @@ class FusedLever(Lever):
     def in_words(self, plan: Plan) -> str:
         return "fused optimizer"
 
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, fused=True)
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, fused=False)
-
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         for optimizer in target.optimizers:
             if all(group.get("fused") for group in optimizer.param_groups):
                 return f"{type(optimizer).__name__} is fused already"
-        if why := self.impossible(target, plan):
-            return why
         if target.device.type not in ("cuda", "cpu", "mps", "xpu"):
             return f"there is no fused kernel for {target.device.type}"
         return None

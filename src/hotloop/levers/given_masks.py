@@ -52,7 +52,7 @@ class GivenMasksLever(Lever):
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if why := target.without_cuda or target.why_no_other_forward:
+        if why := target.why_no_other_forward:
             return why
         return None if any(_comparing(target.model)) else "the model has no layer that compares masks"
 

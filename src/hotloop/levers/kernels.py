@@ -71,26 +71,25 @@ class KernelsLever(Lever):
             return why
         if not plan.channels_last:
             return "the model is not in channels_last"
-        if not _is_worth_it(target.model):
-            return "the model has no BatchNorm2d, GroupNorm or MaxPool2d that suits"
-        return kernels.why_no_kernels(target.device)  # the last, since it loads the compiler
+        return None if _is_worth_it(target.model) else "the model has no BatchNorm2d, GroupNorm or MaxPool2d that suits"
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
-        return kernels.why_no_kernels(target.device)
+        return kernels.nvrtc.why_no_kernels(target.device)
 
     def acts(self, plan: Plan) -> bool:
         return self.is_pulled(plan) and plan.compile == "off"
 
     def prepare(self, target: LeverTarget) -> None:
-        if target.on_cuda and _is_worth_it(target.model) and not kernels.why_no_kernels(target.device):
-            kernels.prepare(target.model, target.device, torch.bfloat16)
+        if target.on_cuda and _is_worth_it(target.model) and not kernels.nvrtc.why_no_kernels(target.device):
+            kernels.layers.prepare(target.model, target.device, torch.bfloat16)
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
-        for layer, forward in kernels.fuse(model):
+        for layer, forward in kernels.layers.fuse(model):
             yield replace_forward(layer, forward)
 
 
 def _is_worth_it(model: nn.Module) -> bool:
     return any(
-        isinstance(layer, nn.BatchNorm2d | nn.GroupNorm | nn.MaxPool2d) for layer in kernels.layers_to_fuse(model)
+        isinstance(layer, nn.BatchNorm2d | nn.GroupNorm | nn.MaxPool2d)
+        for layer in kernels.layers.layers_to_fuse(model)
     )

@@ -1,7 +1,5 @@
 """Batches are copied to the device ahead of the step that needs them, from pinned memory."""
 
-from dataclasses import replace
-
 from hotloop.levers.base import Lever, LeverTarget
 from hotloop.plan import Plan
 
@@ -37,17 +35,12 @@ class PinnedMemoryLever(Lever):
     cost = "nothing"
     undo = "the loader is read as it is"
     needs_cuda = True
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, pinned=True)
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, pinned=False)
+    sets = "pinned", True
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if target.loader_pins:
             return "the loader pins its batches already"
-        return _why_no_copies(plan) or target.without_cuda
+        return _why_no_copies(plan)
 
 
 class PrefetchLever(Lever):
@@ -82,15 +75,10 @@ class PrefetchLever(Lever):
     cost = "nothing"
     undo = "each batch is copied when its step needs it"
     needs_cuda = True
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, stream="prefetched")
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, stream="auto") if plan.stream == "prefetched" else plan
+    sets = "stream", "prefetched"
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        return _why_no_copies(plan) or target.without_cuda
+        return _why_no_copies(plan)
 
 
 def _why_no_copies(plan: Plan) -> str | None:

@@ -1,7 +1,5 @@
 """The data of a run is kept on the device."""
 
-from dataclasses import replace
-
 from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
@@ -46,6 +44,7 @@ class ResidentLever(Lever):
     what = "the data lives on the device"
     cost = "a moment"
     undo = "the loader is read again"
+    sets = "stream", "resident"
     harmless_above = 0.97  # it changes nothing and costs nothing but memory that is free
     rule = LeverRule(
         "every item is always the same tensor, and all of them fit",
@@ -55,12 +54,6 @@ class ResidentLever(Lever):
 
     def in_words(self, plan: Plan) -> str:
         return "batches gathered from one tensor" if plan.device == "cpu" else "data on the device"
-
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, stream="resident")
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, stream="auto") if plan.stream == "resident" else plan
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         return target.why_not_resident

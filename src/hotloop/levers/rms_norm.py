@@ -15,16 +15,8 @@ from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_for
 from hotloop.plan import Plan
 
 _EPS = ("variance_epsilon", "eps", "epsilon")  # what libraries call it
-_UNCHANGING = (
-    bool,
-    int,
-    float,
-    str,
-    tuple,
-    type(None),
-    torch.dtype,
-    torch.Size,
-)  # attributes that a copy has for itself
+# Attributes that a copy has for itself.
+_UNCHANGING = (bool, int, float, str, tuple, type(None), torch.dtype, torch.Size)
 _CLOSE = 1e-5
 
 
@@ -68,8 +60,6 @@ class RMSNormLever(Lever):
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if target.without_cuda:
-            return target.without_cuda
         if not has_fused_rms_norm():
             return "this PyTorch has no fused kernel for rms_norm"
         return None if any(written_out(target.model)) else "the model has no RMSNorm layer that is written out"

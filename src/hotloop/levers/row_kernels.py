@@ -69,22 +69,20 @@ class RowKernelsLever(Lever):
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if why := target.why_no_own_kernels(plan):
             return why
-        if not _has_vectors(target.model):
-            return "the model has neither biases nor normalisations"
-        return kernels.why_no_kernels(target.device)  # the last, since it loads the compiler
+        return None if _has_vectors(target.model) else "the model has neither biases nor normalisations"
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
-        return kernels.why_no_kernels(target.device)
+        return kernels.nvrtc.why_no_kernels(target.device)
 
     def acts(self, plan: Plan) -> bool:
         return self.is_pulled(plan) and plan.compile == "off"
 
     def prepare(self, target: LeverTarget) -> None:
-        if target.on_cuda and _is_likely(target.model) and not kernels.why_no_kernels(target.device):
-            kernels.prepare_rows(target.model, target.device, torch.bfloat16)
+        if target.on_cuda and _is_likely(target.model) and not kernels.nvrtc.why_no_kernels(target.device):
+            kernels.rows.prepare_rows(target.model, target.device, torch.bfloat16)
 
     def around(self, plan: Plan) -> AbstractContextManager[Any]:
-        return kernels.RowKernels()
+        return kernels.rows.RowKernels()
 
 
 def _is_likely(model: nn.Module) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ class Tf32Lever(Lever):
     undo = "the switch is restored after each step"
     trust = 4
     needs_cuda = True
+    sets = "tf32", True
     rule = LeverRule(
         "a step has much arithmetic and its matmuls stay in fp32",
         lambda facts: facts.is_heavy,
@@ -51,19 +51,11 @@ class Tf32Lever(Lever):
     def in_words(self, plan: Plan) -> str:
         return "TF32"
 
-    def pull(self, plan: Plan) -> Plan:
-        return replace(plan, tf32=True)
-
-    def off(self, plan: Plan) -> Plan:
-        return replace(plan, tf32=False)
-
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         mixed = "the precision of matmuls was set per backend, which cannot be restored as a whole"
         return super().impossible(target, plan) or (mixed if fp32_matmul_precision() == "mixed" else None)
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if target.without_cuda:
-            return target.without_cuda
         if target.pinned_precision:
             return f"precision={plan.precision!r} was asked for"
         if torch.cuda.get_device_capability(target.device) < (8, 0):

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from hotloop._torch import allocator_settings, set_allocator_settings
-from hotloop.memory.budget import bytes_of
 from hotloop.printing.text import size
 from hotloop.records import Record
 
 SETTING = "expandable_segments"
-_ASKED_FOR = re.compile(r"Tried to allocate (\d+(?:\.\d+)? [KMGT]iB)")
+_ASKED_FOR = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) ([KMGT])iB")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,10 @@ def judged(said: str, statistics: Mapping[str, int]) -> Fragmented | None:
     figures = [statistics.get(f"{name}_bytes.all.current", 0) for name in ("reserved", "allocated", "inactive_split")]
     reserved, allocated, between = figures
     unused = min(reserved - allocated, between)
-    if asked is None or unused <= 0 or unused < (requested := bytes_of(asked[1])):
+    if asked is None:
+        return None
+    requested = int(float(asked[1]) * 1024 ** (1 + "KMGT".index(asked[2])))
+    if not 0 < requested <= unused:
         return None
     return Fragmented(requested, unused)
 

@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from hotloop._torch import REGISTERED, module_hooks
-from hotloop.placement.sites import Site, frames, user_frames, variables
+from hotloop.placement.sites import Site, frames, short, user_frames, variables
 
 DEPTH = 8  # of containers in containers
 MANY_REFERRERS = 400  # referrers beyond which a thing is common property and tells nothing
@@ -86,7 +86,7 @@ def _running(link: _Link) -> Holder | None:
         for name, value in variables(frame).items():
             if value is link.thing:
                 if frame.f_code.co_name == "<module>":
-                    return _held(link, name, f"a global of {_file(frame.f_code.co_filename)}", frame.f_code)
+                    return _held(link, name, f"a global of {short(frame.f_code.co_filename)}", frame.f_code)
                 return _held(link, name, f"a local of `{frame.f_code.co_name}`", frame.f_code)
     return None
 
@@ -111,7 +111,7 @@ def _in_dict(mapping: dict[Any, Any], link: _Link) -> Holder | None:
     name = _key(mapping, link.thing)
     module = sys.modules.get(str(mapping.get("__name__")))
     if name and module is not None and vars(module) is mapping:
-        return _held(link, name, f"a global of {_file(getattr(module, '__file__', None) or module.__name__)}", module)
+        return _held(link, name, f"a global of {short(getattr(module, '__file__', None) or module.__name__)}", module)
     if name is None:
         return None
     owner = next((each for each in gc.get_referrers(mapping) if getattr(each, "__dict__", None) is mapping), None)
@@ -202,7 +202,3 @@ def _dead_frame(thing: Any) -> str | None:
 
 def _key(mapping: Any, value: object) -> str | None:
     return next((str(key) for key, each in list(mapping.items()) if each is value), None)
-
-
-def _file(path: str) -> str:
-    return str(Site(path, 0)).rpartition(":")[0]

@@ -1,9 +1,8 @@
 """A batch in micro-batches: what has a row for each item is cut, everything else goes with every micro-batch."""
 
-import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from hotloop._torch import accumulated_hooks
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError
 from hotloop.placement import map_tensors, tensors_in
+from hotloop.placement.moving import parts_in, with_parts
 from hotloop.plan import Split
 from hotloop.printing.text import an
 
@@ -87,9 +87,9 @@ def _cut_along(value: Any, items: int, rows: slice, dim: int) -> Any:
         return value
     if _is_list(value) and len(value) == items and not any(True for _ in tensors_in(value)):
         return value[rows]
-    if isinstance(value, Mapping) or _is_list(value) or _is_dataclass(value):
-        return _with_parts(value, partial(_cut_along, items=items, rows=rows, dim=dim))
-    return value
+    if isinstance(value, PackedSequence):
+        return value
+    return with_parts(value, partial(_cut_along, items=items, rows=rows, dim=dim))
 
 
 def rows_of(batch: Any, items: int, rows: slice) -> Any:
@@ -97,7 +97,7 @@ def rows_of(batch: Any, items: int, rows: slice) -> Any:
     if rows.start == 0 and rows.stop == items:
         return batch
     if _lists_items(batch):
-        return _with_parts(batch, partial(_cut, items=items, rows=rows, is_list=True))
+        return with_parts(batch, partial(_cut, items=items, rows=rows, is_list=True))
     return _cut(batch, items, rows)
 
 
@@ -168,11 +168,11 @@ def count_items(batch: Any) -> int:
     2
     """
     if _lists_items(batch):
-        return next(count for count in map(_rows, _fields(batch)) if count is not None)
+        return next(count for count in (_rows(part) for _, _, part in parts_in(batch)) if count is not None)
     sizes = Counter(tensor.size(0) for _, tensor in tensors_in(batch) if tensor.dim())
     if sizes:
         return sizes.most_common(1)[0][0]  # of equals the first
-    words = batch if _is_words(batch) else next(filter(_is_words, _fields(batch)), None)
+    words = batch if _is_words(batch) else next((part for _, _, part in parts_in(batch) if _is_words(part)), None)
     return 1 if words is None else len(words)
 
 
@@ -189,8 +189,8 @@ def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
         return value[rows] if value.ndim and len(value) == items else value
     if _is_list(value) and len(value) == items and (is_list or not any(holds_rows(item, items) for item in value)):
         return value[rows]  # a name, a path or a number for each item
-    if isinstance(value, Mapping) or _is_list(value) or _is_dataclass(value):
-        return _with_parts(value, partial(_cut, items=items, rows=rows))
+    if isinstance(value, Mapping) or _is_list(value) or dataclasses.is_dataclass(value):
+        return with_parts(value, partial(_cut, items=items, rows=rows))
     if callable(getattr(value, "to", None)) and not isinstance(value, type):  # it holds tensors, in a way of its own
         raise BadArgument(
             f"memory ran out, and a batch that holds {an(type(value).__name__)} cannot be cut into micro-batches",
@@ -198,24 +198,6 @@ def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
             " split=function, a function (batch, start, stop) → part",
         )
     return value
-
-
-def _with_parts(value: Any, cut: Callable[[Any], Any]) -> Any:
-    """The same container with its parts cut."""
-    if isinstance(value, list | tuple):
-        parts = [cut(item) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
-        return type(value)({key: cut(item) for key, item in value.items()})  # type: ignore[call-arg]
-    changed = copy.copy(value)
-    if isinstance(value, Mapping):  # such as an encoding of Hugging Face, which a model takes with **
-        for key, item in value.items():
-            changed[key] = cut(item)
-        return changed
-    for field in dataclasses.fields(value):
-        if hasattr(value, field.name):
-            object.__setattr__(changed, field.name, cut(getattr(value, field.name)))
-    return changed
 
 
 def _cut_tensor(tensor: Tensor, rows: slice) -> Tensor:
@@ -226,22 +208,13 @@ def _cut_tensor(tensor: Tensor, rows: slice) -> Tensor:
 
 def _lists_items(batch: Any) -> bool:
     """Whether lists in a batch hold an item in each place, and not a field: pictures of several sizes, their boxes."""
-    fields = [field for field in _fields(batch) if _rows(field) is not None]
+    fields = [part for _, _, part in parts_in(batch) if _rows(part) is not None]
     lists = [field for field in fields if _is_list(field) and any(True for _ in tensors_in(field))]
     if not lists or len({_rows(field) for field in fields}) > 1:
         return False
     if any(isinstance(item, Mapping) for field in lists for item in field):
         return True
     return len({tensor.size(0) for _, tensor in tensors_in(batch) if tensor.dim()}) > 1
-
-
-def _fields(batch: Any) -> list[Any]:
-    """The parts of a batch."""
-    if isinstance(batch, Mapping):
-        return list(batch.values())
-    if _is_list(batch):
-        return list(batch)
-    return [getattr(batch, field.name, None) for field in dataclasses.fields(batch)] if _is_dataclass(batch) else []
 
 
 def _rows(field: Any) -> int | None:
@@ -253,10 +226,6 @@ def _rows(field: Any) -> int | None:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple) and not isinstance(value, PackedSequence)
-
-
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _is_words(value: Any) -> bool:

@@ -1,29 +1,20 @@
-"""`release` gives memory back and says what is still held; `EmptyCacheWatch` notices who does so in every step."""
+"""`release` gives memory back and says what is still held."""
 
 import gc
-import sys
-import time
-import warnings
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import wraps
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import storage_id
-from hotloop.errors import MemoryWarning
 from hotloop.memory.holders import holder_of
-from hotloop.memory.oom import clear
 from hotloop.memory.storages import storages_of
 from hotloop.memory.usage import Usage, usage
 from hotloop.placement import tensors_in
-from hotloop.placement.sites import Site, user_site
-from hotloop.printing.text import duration, plural, shorten, size
+from hotloop.printing.text import shorten, size
 from hotloop.records import Record
 
 
@@ -102,67 +93,3 @@ def _names(holders: tuple[Any, ...]) -> tuple[str, ...]:
     """The variables that keep what was handed in."""
     found = (holder_of(holder, {id(holders)}) for holder in holders)
     return tuple(dict.fromkeys(str(holder) for holder in found if holder is not None))
-
-
-@dataclass
-class EmptyCacheWatch:
-    """Warns once when somebody empties the cache of CUDA's allocator in every step, with what that costs.
-
-    Inside `with EmptyCacheWatch() as watch:`, call `watch.step()` after each step. A name that was imported before
-    (`from torch.cuda import empty_cache`) is not seen.
-    """
-
-    limit: int = 5  # steps in a row that empty the cache before it is said
-    seconds: float = 0.0  # that the calls took by themselves; what the next step waits comes on top
-    steps: int = 0
-    sites: Counter[Site | None] = field(default_factory=Counter)
-    _called: bool = False
-    _streak: int = 0
-    _warned: bool = False
-    _original: Any = None
-    _memory: Any = None
-
-    def __enter__(self) -> Self:
-        self._original, self._memory = torch.cuda.empty_cache, torch.cuda.memory.empty_cache
-
-        @wraps(self._original)
-        def counted() -> None:
-            if sys._getframe(1).f_code is clear.__code__:  # hotloop's own, after memory ran out
-                self._original()
-                return
-            self._called = True
-            self.sites[user_site()] += 1
-            begin = time.perf_counter()
-            try:
-                self._original()
-            finally:
-                self.seconds += time.perf_counter() - begin
-
-        torch.cuda.empty_cache = torch.cuda.memory.empty_cache = counted
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        torch.cuda.empty_cache, torch.cuda.memory.empty_cache = self._original, self._memory
-
-    def step(self) -> None:
-        """Note that a step has ended."""
-        self.steps += 1
-        self._streak = self._streak + 1 if self._called else 0
-        self._called = False
-        if self._streak >= self.limit and not self._warned:
-            self._warned = True
-            warnings.warn(str(self), MemoryWarning, stacklevel=2)
-
-    def __str__(self) -> str:
-        calls = self.sites.total()
-        if not calls:
-            return "torch.cuda.empty_cache() was not called"
-        site, _ = self.sites.most_common(1)[0]
-        return (
-            f"torch.cuda.empty_cache() was called {plural(calls, 'time')} in {plural(self.steps, 'step')}: "
-            f"{duration(self.seconds)} in the calls, and every step asks the device for its memory anew\n"
-            f"  at {site or 'outside your own code'}\n"
-            "  fix: delete the call; it frees nothing that PyTorch would not use again itself"
-        )

@@ -1,11 +1,8 @@
 """`usage` tells allocated, reserved, process and device memory apart; `holdings` says what a model itself holds."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import psutil
 import torch
@@ -14,14 +11,15 @@ from torch.optim import Optimizer
 
 from hotloop._torch import storage_id
 from hotloop.device import as_device
-from hotloop.device.machine import text_of
 from hotloop.memory.storages import storages_of
+from hotloop.monitor.failures import Failed
+from hotloop.monitor.main_memory import machine_memory
+from hotloop.monitor.nvml_gate import Library
+from hotloop.monitor.processes import sees_whole_machine
 from hotloop.placement import tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.printing.text import size
 from hotloop.records import Record
-
-HOST_PIDS = 0xEFFFFFFC  # Linux gives this inode to the namespace of process numbers in which the driver counts
 
 
 @dataclass(frozen=True)
@@ -145,15 +143,6 @@ def holdings(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] = ())
     return Holdings(tuple(DeviceHoldings(device, **parts) for device, parts in found.items()))
 
 
-def machine_memory(root: Path = Path("/")) -> tuple[int, int]:
-    """Free and total bytes of main memory that this process may take: of a container, its share."""
-    memory = psutil.virtual_memory()
-    free, total = memory.available, memory.total
-    for limit, used in _limits(root):
-        free, total = min(free, max(limit - used, 0)), min(total, limit)
-    return min(free, total), total
-
-
 def main_memory_left() -> int:
     """Bytes of main memory that this process can still take: the free ones, within `ulimit -v` and `-d`."""
     left, _ = machine_memory()
@@ -165,44 +154,6 @@ def main_memory_left() -> int:
             if limit != psutil.RLIM_INFINITY:
                 left = min(left, max(limit - used, 0))
     return left
-
-
-def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use of every control group around this process, in both versions of them that Linux has."""
-    names = ("memory.max", "memory.current", "inactive_file")
-    older = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    for base, group, (limit_file, used_file, cache) in (
-        (root / "sys/fs/cgroup", _group(root, ""), names),
-        (root / "sys/fs/cgroup/memory", _group(root, "memory"), older),
-    ):
-        inside = base / group
-        for folder in (inside, *inside.parents):  # a limit of any group above holds as well
-            limit, used = _number(folder / limit_file), _number(folder / used_file)
-            if limit is not None:
-                yield limit, max((used or 0) - _statistic(folder / "memory.stat", cache), 0)
-            if folder == base:
-                break
-
-
-def _group(root: Path, controller: str) -> str:
-    """The control group of this process; in a container it is often the root."""
-    for line in (text_of(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "?", "")
-        if controller in controllers.split(",") and ".." not in path.split("/"):
-            return path.strip().lstrip("/")
-    return ""
-
-
-def _statistic(path: Path, name: str) -> int:
-    """A figure of `memory.stat`; that of cached files is taken from what is used, since the kernel drops them."""
-    pairs = (line.split() for line in (text_of(path) or "").splitlines())
-    return next((int(p[1]) for p in pairs if len(p) == 2 and p[0] == name and p[1].isdecimal()), 0)
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file; None where there is none, as in "max" for no limit."""
-    text = (text_of(path) or "").strip()
-    return int(text) if text.isdecimal() else None
 
 
 def _cuda(device: torch.device) -> Usage:
@@ -222,33 +173,13 @@ def _cuda(device: torch.device) -> Usage:
 def _process(uuid: str, reserved: int) -> int | None:
     """What NVML says that this process holds on a GPU; None where it cannot be told for certain."""
     try:
-        import pynvml  # noqa: PLC0415  # a broken installation must not break what needs no NVML
-    except ImportError:
+        library = Library()
+    except (ImportError, Failed):
         return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        processes = _running(pynvml, uuid)
-    finally:
-        pynvml.nvmlShutdown()
+    handle = library.or_none("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}")
+    processes = [] if handle is None else library.or_none("nvmlDeviceGetComputeRunningProcesses", handle) or []
+    library.or_none("nvmlShutdown")
     own = {p.pid: p.usedGpuMemory for p in processes}.get(os.getpid())
     # In a container the numbers of processes are its own, and may be those of strangers outside.
-    certain = _counts_like_the_driver() or len(processes) == 1
+    certain = sees_whole_machine() or len(processes) == 1
     return own if own is not None and own >= reserved and certain else None
-
-
-def _running(pynvml: ModuleType, uuid: str) -> list[Any]:
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    except (pynvml.NVMLError, AttributeError):  # MIG, vGPU, WSL or an old driver
-        return []
-
-
-def _counts_like_the_driver(root: Path = Path("/")) -> bool:
-    try:
-        return (root / "proc/self/ns/pid").stat().st_ino == HOST_PIDS
-    except OSError:
-        return False

@@ -2,15 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from hotloop.monitor.failures import UNKNOWN, Lost, Passing, Unsupported
 from hotloop.monitor.foreign import decoded
-from hotloop.monitor.gpu_holders import GpuProcess, merged
-from hotloop.monitor.reading import Gpu
-from hotloop.monitor.traffic import Traffic
+from hotloop.monitor.gpu_holders import merged
+from hotloop.monitor.reading import Gpu, Process
 
 SELDOM = 60.0  # seconds until a limit is read again, or a refused question is tried again: MIG may have been switched
 LEAST, SHARE = 0.0015, 0.003  # the time for slow questions: seconds, and of the time since the last reading
@@ -19,6 +18,9 @@ SM, MEMORY = 1, 2  # NVML's numbers of clocks
 VOLATILE, CORRECTED, UNCORRECTED = 0, 0, 1
 GPU_SENSOR = 0
 MEMORY_V2 = 0x02000028
+TX, RX = 197, 198  # NVML's fields: bytes sent and received, since driver 555
+WIDE = (2, 3, 4)  # types of value with 64 bits; a counter of 32 would overflow several times between two readings
+KIB = 1024  # what NVML counts throughput in
 
 # NVML's bits; 1, an idle GPU, is no throttling
 REASONS = MappingProxyType(
@@ -37,35 +39,20 @@ REASONS = MappingProxyType(
 IDLE = 0x1
 
 
-class Asks(Protocol):
-    """What a card needs of the library."""
-
-    def ask(self, question: str, *about: Any) -> Any: ...
-
-
-@dataclass(frozen=True)
-class GpuReading:
-    """A GPU without the names of its processes, and those that hold it, as the driver numbers them."""
-
-    gpu: Gpu
-    holders: tuple[GpuProcess, ...] | None
-
-
 class NvmlDevice:
     """A GPU whose handle is kept. Only `Dead` leaves it; everything else becomes None, `complaints` or an error."""
 
-    def __init__(self, library: Asks, index: int, before: Gpu | None, clock: Callable[[], float]) -> None:
-        self._library, self._clock = library, clock
+    def __init__(self, ask: Callable[..., Any], index: int, before: Gpu | None, clock: Callable[[], float]) -> None:
+        self._of_library, self._clock = ask, clock
         self._refused: dict[tuple[Any, ...], float] = {}  # question → when it may be tried again
         self._read_at: float | None = None
         self._limit: float | None = None
         self._limit_due = -float("inf")
-        self._traffic = Traffic(self._ask, clock)
         self._kept: dict[str, Any] = {}  # the answers to slow questions
         self._slow: dict[str, Callable[[], Any]] = {
             "power": lambda: _scaled(self._ask("nvmlDeviceGetPowerUsage"), 1e-3),
             "energy": lambda: _scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption"), 1e-3),
-            "traffic": self._traffic.read,
+            "traffic": Traffic(self._ask, clock).read,
             "fan": lambda: _scaled(self._ask("nvmlDeviceGetFanSpeed")),
             "ecc_corrected": lambda: self._ask("nvmlDeviceGetTotalEccErrors", CORRECTED, VOLATILE),
             "ecc_uncorrected": lambda: self._ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
@@ -76,24 +63,20 @@ class NvmlDevice:
         self.lost: str | None = None  # why the GPU does not answer
         self.known = before or Gpu(index, "NVIDIA GPU")
         try:
-            self._handle = library.ask("nvmlDeviceGetHandleByIndex", index)
+            self._handle = ask("nvmlDeviceGetHandleByIndex", index)
             self.known = self._facts(index)
         except (Lost, Passing, Unsupported) as error:
             self.lost = str(error)
 
-    def read(self) -> GpuReading:
-        """What the GPU tells now. One that is lost is not asked again: the library must start anew for it."""
+    def read(self) -> Gpu:
+        """What the GPU tells now, its processes without their names. One that is lost is not asked again."""
         self.complaints.clear()
         if self.lost is None:
             try:
                 return self._seen()
             except Lost as error:
                 self.lost = str(error)
-                self.close()
-        return GpuReading(replace(self.known, error=self.lost), None)
-
-    def close(self) -> None:
-        self._traffic.close()
+        return replace(self.known, error=self.lost)
 
     def _facts(self, index: int) -> Gpu:
         """What never changes, asked once."""
@@ -107,7 +90,7 @@ class NvmlDevice:
             memory_clock_most=_scaled(self._ask("nvmlDeviceGetMaxClockInfo", MEMORY)),
         )
 
-    def _seen(self) -> GpuReading:
+    def _seen(self) -> Gpu:
         memory = self._memory()
         utilisation = self._ask("nvmlDeviceGetUtilizationRates")
         reasons = self._first(
@@ -115,12 +98,13 @@ class NvmlDevice:
         )
         self._take_turns()
         sent, received = self._kept.get("traffic") or (None, None)
-        gpu = replace(
+        total = self.known.memory_total if memory is None else int(memory.total)
+        return replace(
             self.known,
             utilisation=None if utilisation is None else float(utilisation.gpu),
             memory_used=None if memory is None else int(memory.used),
             memory_free=None if memory is None else int(memory.free),
-            memory_total=self.known.memory_total if memory is None else int(memory.total),
+            memory_total=total,
             temperature=_scaled(
                 self._first(("nvmlDeviceGetTemperatureV", GPU_SENSOR), ("nvmlDeviceGetTemperature", GPU_SENSOR))
             ),
@@ -130,9 +114,9 @@ class NvmlDevice:
             throttled=None if reasons is None else in_words(reasons),
             sent=sent,
             received=received,
+            processes=self._holders(total),
             **{name: answer for name, answer in self._kept.items() if name != "traffic"},
         )
-        return GpuReading(gpu, self._holders(gpu.memory_total))
 
     def _memory(self) -> Any:
         """Free and used bytes by the second version of the question, where the driver knows it.
@@ -142,7 +126,7 @@ class NvmlDevice:
         """
         return self._first(("nvmlDeviceGetMemoryInfo", MEMORY_V2), ("nvmlDeviceGetMemoryInfo",), fatal=UNKNOWN)
 
-    def _holders(self, total: int | None) -> tuple[GpuProcess, ...] | None:
+    def _holders(self, total: int | None) -> tuple[Process, ...] | None:
         lists = {
             kind: self._first(*((f"nvmlDeviceGet{kind.title()}RunningProcesses_{v}",) for v in ("v3", "v2")))
             for kind in ("compute", "graphics")
@@ -160,8 +144,9 @@ class NvmlDevice:
     def _take_turns(self) -> None:
         """Ask what may take milliseconds, as much as there is time for; the rest keeps its last answer until its turn.
 
-        Power and energy can take 3 ms each where the driver's own processor is asked, and are then asked so seldom that
-        they take no more than their share of the time. Others answer at once, every time. The first reading asks all.
+        Power and energy can take 3 ms each where the driver's own processor is asked, traffic 40 without counters. They
+        are then asked so seldom that they take no more than their share of the time. Others answer at once, every time.
+        The first reading asks all.
         """
         now = self._clock()
         since = float("inf") if self._read_at is None else now - self._read_at
@@ -193,7 +178,7 @@ class NvmlDevice:
         if self._clock() < self._refused.get(key, -float("inf")):
             return None
         try:
-            answer = self._library.ask(question, self._handle, *about)
+            answer = self._of_library(question, self._handle, *about)
         except Unsupported:
             self._refused[key] = self._clock() + SELDOM
             return None
@@ -204,6 +189,30 @@ class NvmlDevice:
             return None
         self._refused.pop(key, None)
         return answer
+
+
+class Traffic:
+    """Bytes a second over PCIe from and to one GPU. By counters it needs two looks, so that the first is unknown."""
+
+    def __init__(self, ask: Callable[..., Any], clock: Callable[[], float]) -> None:
+        self._ask, self._clock = ask, clock
+        self._last: tuple[float, tuple[int, int]] | None = None
+
+    def read(self) -> tuple[float | None, float | None]:
+        fields = self._ask("nvmlDeviceGetFieldValues", (TX, RX))
+        if fields is None or any(field.nvmlReturn != 0 or field.valueType not in WIDE for field in fields):
+            return self._measured(0), self._measured(1)
+        now, counts = self._clock(), (int(fields[0].value.ullVal), int(fields[1].value.ullVal))
+        last, self._last = self._last, (now, counts)
+        if last is None or now <= last[0]:
+            return None, None
+        sent, received = ((new - old) / (now - last[0]) for new, old in zip(counts, last[1], strict=True))
+        return (sent if sent >= 0 else None, received if received >= 0 else None)  # a counter may begin anew
+
+    def _measured(self, direction: int) -> float | None:
+        """The driver watches the bus for 20 ms before it answers."""
+        told = self._ask("nvmlDeviceGetPcieThroughput", direction)
+        return None if told is None else float(told) * KIB
 
 
 def in_words(reasons: int) -> tuple[str, ...]:

@@ -1,23 +1,15 @@
 """The processes that hold memory of a GPU, as the driver counts them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from hotloop.monitor.reading import Process
 
 NOBODY = (0, 0xFFFFFFFF)  # PIDs that some drivers put where they have none to tell
 
 
-@dataclass(frozen=True)
-class GpuProcess:
-    """A row of the driver's list. Its PID may be one of the host, which does not exist in a container."""
-
-    pid: int
-    memory: int | None  # bytes of the GPU
-    kind: str  # compute, graphics, or both
-
-
-def merged(lists: Mapping[str, Iterable[Any] | None], total: int | None) -> tuple[GpuProcess, ...] | None:
-    """One row for each process of the lists by kind, those with most memory first; None where no list is known.
+def merged(lists: Mapping[str, Iterable[Any] | None], total: int | None) -> tuple[Process, ...] | None:
+    """One nameless process for each row of the lists by kind, with most memory first; None where none is known.
 
     The same process may be in both lists, with the same memory, and more than once in one of them, with a part of
     it for each slice of a GPU that is cut in slices (MIG).
@@ -30,7 +22,7 @@ def merged(lists: Mapping[str, Iterable[Any] | None], total: int | None) -> tupl
             if row.pid not in NOBODY:
                 held.setdefault(int(row.pid), {}).setdefault(kind, []).append(_memory(row, total))
     holders = (
-        GpuProcess(pid, _all(kinds), "both" if len(kinds) > 1 else next(iter(kinds))) for pid, kinds in held.items()
+        Process(pid, _all(kinds), "both" if len(kinds) > 1 else next(iter(kinds))) for pid, kinds in held.items()
     )
     return tuple(sorted(holders, key=lambda holder: (-(holder.memory or 0), holder.pid)))
 

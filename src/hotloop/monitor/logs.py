@@ -1,7 +1,5 @@
 """Logs: the numbers of a run and of its hardware, step by step, in files or for tools that show them."""
 
-import csv
-import io
 import json
 import os
 import re
@@ -16,7 +14,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from hotloop.errors import BadArgument, HotloopError, OutputError
-from hotloop.files.whole import finite
+from hotloop.files.whole import cannot_write, finite
 from hotloop.monitor.load import is_among
 from hotloop.monitor.reading import GPU_FIELDS, HOST_FIELDS, Reading
 from hotloop.printing.text import an, printable
@@ -28,10 +26,6 @@ MLFLOW_BATCH = 1000  # numbers that MLflow takes in one request
 
 class MissingLogger(HotloopError, ImportError):
     """A package that a log needs is not installed."""
-
-
-class MissingTensorBoard(MissingLogger):
-    """TensorBoard is not installed."""
 
 
 class Log(Protocol):
@@ -47,109 +41,35 @@ LogTarget = Log | str | os.PathLike[str]
 Logged = LogTarget | Sequence[LogTarget] | None
 
 
-class _LineFile:
-    """A file that grows by whole lines, each of which is there as soon as it is written."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)
-            self._whole = _ends_whole(self.path)
-        except OSError as error:
-            raise self._cannot(error) from error
-        self._lock = Lock()
-
-    def _append(self, data: bytes) -> None:
-        with self._lock:
-            try:
-                if not self._whole:
-                    data = self._mended(data)
-                self._whole = False
-                self._whole = self._file.write(data) == len(data)
-            except OSError as error:
-                raise self._cannot(error) from error
-            if not self._whole:
-                raise self._cannot(OSError("the disk is full"))
-
-    def _mended(self, data: bytes) -> bytes:
-        """What to write after somebody's half line, which must not spoil the next one."""
-        return b"\n" + data
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _cannot(self, error: OSError) -> OutputError:
-        return OutputError(
-            f"cannot write {printable(str(self.path))}: {error.strerror or error}",
-            fix="choose a writable folder with enough space",
-        )
-
-
-class JsonLines(_LineFile):
+class JsonLines:
     """A log of one JSON object per line, which is in the file as soon as it is written.
 
     Lines go to the end of the file in one piece each, so that several writers may share one, and a crash costs at most
     the line that was being written.
     """
 
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
+            if not _ends_whole(self.path):  # somebody's half line must not spoil the next one
+                self._file.write(b"\n")
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
     def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
         """Note numbers; those that are not known or not finite become null."""
-        self.append({"time": _now(time), "step": step, **_checked(numbers)})
-
-    def append(self, data: Mapping[str, Any]) -> None:
-        """Write any JSON object as a line, such as a whole reading's `to_json()`."""
-        self._append(json.dumps(finite(dict(data)), allow_nan=False, separators=(",", ":")).encode() + b"\n")
-
-
-class Csv(_LineFile):
-    """A log with a row for each number: `time,step,name,value`.
-
-    Entries have different names, and columns for all of them would have to be known before the first row. In pandas,
-    `read_csv(path).pivot_table(index="step", columns="name", values="value")` has a column for each name.
-    """
-
-    HEADER = b"time,step,name,value\n"
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
+        line = finite({"time": _now(time), "step": step, **_checked(numbers)})
+        data = json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
-            self._begin()
-        except BaseException:
-            self.close()
-            raise
-
-    def _begin(self) -> None:
-        """Write the header where it is not there; refuse a file of somebody's data."""
-        try:
-            with self.path.open("rb") as file:
-                begins = file.read(len(self.HEADER))
-            if begins and begins != self.HEADER and self.HEADER.startswith(begins):
-                self._file.truncate(0)  # half a header, which a crash has left
-                begins = b""
+            if self._file.write(data) < len(data):
+                raise OSError("the disk is full")
         except OSError as error:
-            raise self._cannot(error) from error
-        if not begins:
-            self._whole = True
-            self._append(self.HEADER)
-        elif begins != self.HEADER:
-            raise BadArgument(
-                f"{printable(str(self.path))} is not a log, and rows would be added to it",
-                fix=f"choose another path; a log begins with {self.HEADER.decode().strip()}",
-            )
+            raise cannot_write(self.path, error) from error
 
-    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
-        """Note numbers; those that are not known are left out."""
-        now, rows = _now(time), io.StringIO()
-        known = _known(numbers).items()
-        csv.writer(rows, lineterminator="\n").writerows((now, step, name, value) for name, value in known)
-        if rows.tell():
-            self._append(rows.getvalue().encode())
-
-    def _mended(self, data: bytes) -> bytes:
-        """Half a row is removed: it may read as a whole one with another value."""
-        self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
-        return data
+    def close(self) -> None:
+        self._file.close()
 
 
 class TensorBoard:
@@ -161,16 +81,13 @@ class TensorBoard:
             writer = import_module("torch.utils.tensorboard").FileWriter
             self._summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
         except ImportError as error:
-            raise MissingTensorBoard(
+            raise MissingLogger(
                 f"TensorBoard cannot be used: {printable(str(error))}", fix="pip install tensorboard"
             ) from error
         try:
             self._writer = writer(str(self.folder), flush_secs=FLUSH_EVERY)
         except OSError as error:
-            raise OutputError(
-                f"cannot write to {printable(str(self.folder))}: {error.strerror or error}",
-                fix="choose a folder that you may write to",
-            ) from error
+            raise cannot_write(self.folder, error) from error
 
     def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
         """Note numbers; those that are not known are left out."""
@@ -270,29 +187,22 @@ class MLflow:
             self._client.set_terminated(self.run_id)
 
 
-NAMED: dict[str, Callable[[], Log]] = {
-    "tensorboard": lambda: TensorBoard(_new_folder()),
-    "csv": lambda: Csv(_new_folder() / "log.csv"),
+LOGGERS: dict[str, Callable[[], Log]] = {
+    "tensorboard": lambda: TensorBoard(Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")),
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
 
 
 def open_log(where: str | os.PathLike[str]) -> Log:
-    """The log that a person means: one of `NAMED`, or a path that ends in `.jsonl` or `.csv`.
-
-    `tensorboard` and `csv` write into a new folder under `runs`.
-    """
-    if isinstance(where, str) and where in NAMED:
-        return NAMED[where]()
-    suffix = Path(where).suffix
-    if suffix in (".jsonl", ".json", ".ndjson"):
+    """The log that a person means: one of `LOGGERS`, or a path that ends in `.jsonl`."""
+    if isinstance(where, str) and where in LOGGERS:
+        return LOGGERS[where]()
+    if Path(where).suffix in (".jsonl", ".json", ".ndjson"):
         return JsonLines(where)
-    if suffix == ".csv":
-        return Csv(where)
     raise BadArgument(
-        f"log={printable(str(where))!r} is neither a logger's name nor a path that ends in .jsonl or .csv",
-        fix=f"choose one of: {', '.join(NAMED)}, run.jsonl, run.csv; or give hotloop.monitor.logs.TensorBoard(folder)",
+        f"log={printable(str(where))!r} is neither a logger's name nor a path that ends in .jsonl",
+        fix=f"choose one of: {', '.join(LOGGERS)}, run.jsonl; or give hotloop.monitor.logs.TensorBoard(folder)",
     )
 
 
@@ -305,10 +215,7 @@ def try_log(where: Log | str | os.PathLike[str], folder: Path, numbers: Mapping[
     if isinstance(where, str) and where in packages:
         _package(*packages[where])
     elif isinstance(where, str | os.PathLike):
-        if where == "tensorboard":
-            log: Log = TensorBoard(folder)
-        else:
-            log = Csv(folder / "log.csv") if where == "csv" else open_log(folder / Path(where).name)
+        log: Log = TensorBoard(folder) if where == "tensorboard" else open_log(folder / Path(where).name)
         try:
             log.write(numbers, step=0)
         finally:
@@ -374,7 +281,7 @@ def targets_of(log: Logged) -> list[LogTarget]:
         if not callable(getattr(each, "write", None)) or not callable(getattr(each, "close", None)):
             raise BadArgument(
                 f"log= with {an(type(each).__name__)}, which has no `write` and `close`",
-                fix='give "tensorboard", "run.jsonl", "run.csv", "wandb", "mlflow", a Log, or a list of these',
+                fix='give "tensorboard", "run.jsonl", "wandb", "mlflow", a Log, or a list of these',
             )
     return several
 
@@ -438,10 +345,6 @@ def _mlflow_name(name: str) -> str:
     ('validation/top_5', 'epoch/number')
     """
     return "epoch/number" if name == "epoch" else re.sub(r"[^\w\-. /]", "_", name)
-
-
-def _new_folder() -> Path:
-    return Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def _now(given: float | None) -> float:

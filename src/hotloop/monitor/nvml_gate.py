@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from hotloop.monitor.card import GpuReading, NvmlDevice
-from hotloop.monitor.failures import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, Dead, Failed, Passing, Unsupported, judged
+from hotloop.monitor.card import NvmlDevice
+from hotloop.monitor.failures import Dead, Failed, judged
 from hotloop.monitor.foreign import decoded
 from hotloop.monitor.reading import Gpu
 
@@ -15,16 +14,28 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts at a driver o
 
 
 class Library:
-    """The binding, of which every call either answers or raises one kind of `Failed`."""
+    """The binding, started, of which every call either answers or raises one kind of `Failed`."""
 
-    def __init__(self, binding: Any) -> None:
+    def __init__(self, binding: Any = None) -> None:
+        if binding is None:
+            import pynvml  # noqa: PLC0415  # a broken installation must not break `import hotloop.monitor`
+
+            binding = pynvml
         self.binding = binding
+        self.ask("nvmlInit")
 
     def ask(self, question: str, *about: Any) -> Any:
         try:
             return getattr(self.binding, question)(*about)
         except Exception as error:  # a broken driver may raise anything; it is judged, not hidden
             raise judged(error) from error
+
+    def or_none(self, question: str, *about: Any) -> Any:
+        """The answer, or None: each call may fail on its own, on MIG, vGPU, WSL or an old driver."""
+        try:
+            return self.ask(question, *about)
+        except Failed:
+            return None
 
 
 class Nvml:
@@ -43,9 +54,8 @@ class Nvml:
         self._why: str | None = None  # it is down
         self._pauses = Pauses(clock)
         self.driver: str | None = None
-        self.absent = False  # there is no NVIDIA driver, as opposed to one that fails
 
-    def read(self) -> tuple[list[GpuReading], list[str]]:
+    def read(self) -> tuple[list[Gpu], list[str]]:
         """What each GPU tells, and what there is to say about those that do not. Never raises."""
         if (self._library is None or self._troubled()) and self._pauses.over():
             self._restart()
@@ -66,11 +76,8 @@ class Nvml:
 
     def close(self) -> None:
         """Give everything back; a later `read` starts again."""
-        for card in self._cards:
-            card.close()
         if self._library is not None:
-            with suppress(Failed):  # what is dead need not be closed
-                self._library.ask("nvmlShutdown")
+            self._library.or_none("nvmlShutdown")  # what is dead need not be closed
         self._cards, self._library = [], None
 
     def _troubled(self) -> bool:
@@ -81,28 +88,26 @@ class Nvml:
         """Start the library, anew where it ran already, and fetch all handles."""
         self.close()
         try:
-            library = Library(_binding() if self._given is None else self._given)
-            library.ask("nvmlInit")
-            self._library = library
-            self.driver = _driver(library)
+            self._library = library = Library(self._given)
+            self.driver = decoded(library.or_none("nvmlSystemGetDriverVersion"))
             for index in range(library.ask("nvmlDeviceGetCount")):
                 before = next((gpu for gpu in self._known if gpu.index == index), None)
-                self._cards.append(NvmlDevice(library, index, before, self._clock))
+                self._cards.append(NvmlDevice(library.ask, index, before, self._clock))
         except ImportError:
-            self._die("the package nvidia-ml-py is not installed (fix: `pip install nvidia-ml-py`)", absent=True)
+            self._die("the package nvidia-ml-py is not installed (fix: `pip install nvidia-ml-py`)")
         except Failed as error:
-            self._die(str(error), absent=error.code in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED))
+            self._die(str(error))
         else:
             here = tuple(card.known for card in self._cards)
             self._gone, self._known = _missing((*self._gone, *self._known), here), here
-            self.absent, self._why = False, None
+            self._why = None
 
-    def _die(self, why: str, *, absent: bool = False) -> None:
+    def _die(self, why: str) -> None:
         self.close()
-        self.absent, self._why = absent, why
+        self._why = why
         self._pauses.failed()
 
-    def _down(self) -> tuple[list[GpuReading], list[str]]:
+    def _down(self) -> tuple[list[Gpu], list[str]]:
         """GPUs that were there stay in sight, with an error instead of numbers."""
         error = f"NVML does not answer: {self._why}"
         if not self._known:
@@ -110,7 +115,7 @@ class Nvml:
         note = (
             f"no NVIDIA GPU can be read at present: {self._why}; it is tried again every {LONGEST_PAUSE:.0f} s or less"
         )
-        return [GpuReading(replace(gpu, error=error), None) for gpu in self._known], [note]
+        return [replace(gpu, error=error) for gpu in self._known], [note]
 
 
 class Pauses:
@@ -131,20 +136,7 @@ class Pauses:
         return self._clock() >= self._until
 
 
-def _binding() -> Any:
-    import pynvml  # noqa: PLC0415  # a broken installation must not break `import hotloop.monitor`
-
-    return pynvml
-
-
 def _missing(before: tuple[Gpu, ...], here: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """The GPUs that were taken out: by UUID, since the others move up. None where not every UUID is known."""
     uuids = {gpu.uuid for gpu in here}
     return () if None in uuids else tuple(gpu for gpu in before if gpu.uuid is not None and gpu.uuid not in uuids)
-
-
-def _driver(library: Library) -> str | None:
-    try:
-        return decoded(library.ask("nvmlSystemGetDriverVersion"))
-    except (Passing, Unsupported):
-        return None

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 
 from hotloop.monitor.foreign import LONGEST_COMMAND, decoded, or_none
-from hotloop.monitor.gpu_holders import GpuProcess
 from hotloop.monitor.reading import Process
 
 WHOLE_MACHINE = "pid:[4026531836]"  # the kernel's constant for the PID namespace that contains all others
@@ -23,16 +22,10 @@ HOST_PIDS = (
 
 @dataclass
 class Person:
-    """A process that was found here, with what is asked of it only once."""
+    """A process that was found here, and what it told: all but the CPU is asked only once."""
 
     process: psutil.Process
-    name: str | None
-    command: str | None
-    user: str | None
-    started: float
-    ours: bool
-    cpu: float | None = None  # percent of a core since the reading before
-    rank: tuple[int, int] | None = None  # and how many ranks there are
+    told: Process
 
 
 class People:
@@ -46,9 +39,9 @@ class People:
     def __init__(self, proc: Path = Path("/proc"), own: Callable[[], Mapping[str, int]] | None = None) -> None:
         self._proc, self._own = proc, own or held_by_torch
         self._known: dict[int, Person] = {}
-        self._trusted = _sees_whole_machine(proc)
+        self._trusted = sees_whole_machine(proc)
 
-    def name(self, held: Mapping[str, tuple[GpuProcess, ...]]) -> tuple[dict[str, tuple[Process, ...]], str | None]:
+    def name(self, held: Mapping[str, tuple[Process, ...]]) -> tuple[dict[str, tuple[Process, ...]], str | None]:
         """The processes of each GPU, by UUID, and a sentence where some have no name because of a container."""
         foreign = self._meet({holder.pid for holders in held.values() for holder in holders})
         if foreign:
@@ -70,8 +63,8 @@ class People:
         return pids - self._known.keys() - before.keys()  # one that was here before has ended
 
     def _with_myself(
-        self, held: Mapping[str, tuple[GpuProcess, ...]], foreign: set[int]
-    ) -> dict[str, tuple[GpuProcess, ...]]:
+        self, held: Mapping[str, tuple[Process, ...]], foreign: set[int]
+    ) -> dict[str, tuple[Process, ...]]:
         """The same rows, with this process's own PID in the row that can only be its own."""
         own, me = self._own(), os.getpid()
         mine = {gpu: _which_is_mine(rows, foreign, own.get(gpu, 0)) for gpu, rows in held.items()}
@@ -86,7 +79,7 @@ class People:
         """The person of before; None where it has ended, or its PID is another's by now."""
         if not or_none(person.process.is_running):  # which compares the time of the start as well
             return None
-        person.cpu = or_none(person.process.cpu_percent)
+        person.told = replace(person.told, cpu=or_none(person.process.cpu_percent))  # since the reading before
         return person
 
     def _first(self, pid: int) -> Person | None:
@@ -97,15 +90,17 @@ class People:
             return None
         or_none(process.cpu_percent)  # the first answer means nothing, the next is the difference to it
         command, parents = or_none(process.cmdline), or_none(process.parents)
-        return Person(
-            process,
+        told = Process(
+            pid,
+            None,
+            "",
             name=decoded(or_none(process.name)),
             command=decoded(_joined(command)) if command else None,
             user=decoded(or_none(process.username)),
             started=started,
             ours=os.getpid() in (pid, *(parent.pid for parent in parents or ())),
-            rank=or_none(lambda: _rank(process)),
         )
+        return Person(process, told)
 
     def _has_driver_open(self, pid: int) -> bool:
         try:
@@ -128,7 +123,7 @@ def held_by_torch() -> dict[str, int]:
         return {}
 
 
-def _which_is_mine(holders: tuple[GpuProcess, ...], foreign: set[int], least: int) -> int | None:
+def _which_is_mine(holders: tuple[Process, ...], foreign: set[int], least: int) -> int | None:
     """The PID that must be this process's, since no other row of the host holds as much as it is known to hold."""
     if any(h.pid == os.getpid() and h.pid not in foreign for h in holders):  # it is there under its own PID
         return None
@@ -136,39 +131,16 @@ def _which_is_mine(holders: tuple[GpuProcess, ...], foreign: set[int], least: in
     return fitting[0] if least and len(fitting) == 1 else None
 
 
-def _rank(process: psutil.Process) -> tuple[int, int] | None:
-    """Which rank a process of this user was started as, and of how many; of its other variables nothing is kept."""
-    if not hasattr(os, "getuid") or process.uids().real != os.getuid():
-        return None
-    variables = process.environ()
-    rank, size = (int(variables[name][:9]) for name in ("RANK", "WORLD_SIZE"))
-    return (rank, size) if 0 <= rank < size and size > 1 else None
-
-
 def _joined(command: list[str]) -> str:
     """The command line, cut before it is quoted: the kernel allows megabytes."""
     return shlex.join(argument[:LONGEST_COMMAND] for argument in command[:256])
 
 
-def _process(holder: GpuProcess, person: Person | None) -> Process:
-    if person is None:
-        return Process(holder.pid, holder.memory, holder.kind)
-    return Process(
-        holder.pid,
-        holder.memory,
-        holder.kind,
-        name=person.name,
-        command=person.command,
-        user=person.user,
-        ours=person.ours,
-        cpu=person.cpu,
-        started=person.started,
-        rank=None if person.rank is None else person.rank[0],
-        ranks=None if person.rank is None else person.rank[1],
-    )
+def _process(holder: Process, person: Person | None) -> Process:
+    return holder if person is None else replace(person.told, memory=holder.memory, kind=holder.kind)
 
 
-def _sees_whole_machine(proc: Path) -> bool:
+def sees_whole_machine(proc: Path = Path("/proc")) -> bool:
     """Whether PIDs here are those of the driver; False where that cannot be told."""
     if not sys.platform.startswith("linux"):
         return True

@@ -18,8 +18,6 @@ class Process(Record):
     ours: bool = False  # this process, or one that it has started
     cpu: float | None = None  # percent of a core
     started: float | None = None  # seconds since 1970
-    rank: int | None = None  # of a process of this user that torchrun has started
-    ranks: int | None = None  # how many there are
 
 
 @dataclass(frozen=True)

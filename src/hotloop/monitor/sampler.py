@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
-from hotloop.monitor import apple
-from hotloop.monitor.card import GpuReading
 from hotloop.monitor.host import Around
 from hotloop.monitor.nvml_gate import Nvml
 from hotloop.monitor.processes import People
@@ -47,9 +45,6 @@ class Sampler:
             host = self._around.read()
             seen, notes = self._nvml.read()
             gpus, about_processes = self._with_names(seen)
-            mac = apple.read() if self._nvml.absent else None
-            if mac is not None:
-                gpus, notes = (mac,), []
             if about_processes is not None:
                 notes.append(about_processes)
             return Reading(self._now(), host, gpus, self._nvml.driver, tuple(notes))
@@ -65,10 +60,10 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _with_names(self, seen: list[GpuReading]) -> tuple[tuple[Gpu, ...], str | None]:
-        held = {_key(each.gpu): each.holders for each in seen if each.holders is not None}
+    def _with_names(self, seen: list[Gpu]) -> tuple[tuple[Gpu, ...], str | None]:
+        held = {_key(gpu): gpu.processes for gpu in seen if gpu.processes is not None}
         named, note = self._people.name(held)
-        return tuple(replace(each.gpu, processes=named.get(_key(each.gpu))) for each in seen), note
+        return tuple(replace(gpu, processes=named.get(_key(gpu))) for gpu in seen), note
 
 
 def _key(gpu: Gpu) -> str:

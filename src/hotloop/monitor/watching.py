@@ -30,7 +30,7 @@ def watch(
         print(watching.load.joules)
 
     `gpus` are those to tell of, by index or UUID: by default those that this program uses. `log` takes the numbers of
-    every sample, as that of `fit` does: "tensorboard", "wandb", a path that ends in `.jsonl` or `.csv`, a `Log`, or a
+    every sample, as that of `fit` does: "tensorboard", "wandb", a path that ends in `.jsonl`, a `Log`, or a
     list of these.
     """
     return Watching(every=every, gpus=gpus, log=log)

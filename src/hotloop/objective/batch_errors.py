@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hotloop.errors import BadArgument, BatchError, DeviceMismatch, HotloopError
 from hotloop.memory.oom import is_out_of_memory
 from hotloop.objective.objectives import criterion_line, own_loss
-from hotloop.placement import golden_rule, tensors_in
+from hotloop.placement import tensors_in
 from hotloop.placement.sites import variables
 from hotloop.printing.text import plural
 
@@ -71,6 +71,8 @@ def explanation(
     if not stack or _raised_by_hand(error.__traceback__):
         return None
     if "device" in str(error):  # torch has no type for it; run once more under the rule, which names the tensors
+        from hotloop.placement.golden import golden_rule
+
         with suppress(Exception), golden_rule(model):
             try:
                 again()

@@ -18,6 +18,7 @@ from hotloop.objective.objectives import Losses, Objective, logits_of, losses_of
 from hotloop.objective.reductions import A_SUM, ClassCounts, Denominators, eager
 from hotloop.placement import map_tensors
 from hotloop.plan import Split
+from hotloop.printing.text import error_in_a_line
 from hotloop.values.rng import draw, host_rngs, same_state
 from hotloop.values.snapshot import PassSnapshot
 
@@ -41,9 +42,7 @@ class PartWeight:
     place: int = 0  # of the count among those of a pass
     is_of_classes: bool = False  # whether it is the only count, and of a loss over classes
     ratio: float = field(default=1.0, compare=False)  # of the weight to the items, as far as it is known
-    drops: bool = field(
-        default=False, compare=False
-    )  # whether what has a loss, and weighs nothing, was seen to be left out
+    drops: bool = field(default=False, compare=False)  # whether what weighs nothing was seen to have a loss
 
     def __str__(self) -> str:
         words = {"items": "weighed by items", "sum": "added up", "given": "as your function weighs them"}
@@ -282,24 +281,19 @@ class Probe:
         try:
             parts = self._parts(batch, items, size, split, context, grad=grad)
             within = None
-            if size is not None and self.learns and not whole.draws and not callable(split):
+            if size is not None and size > 1 and self.learns and not whole.draws and not callable(split):
                 within = self._within(part_of(_fresh(batch), items, slice(0, size), split)[0], size, split, context)
         except Exception as error:
             if isinstance(error, torch.AcceleratorError) or is_out_of_memory(error):
                 raise
-            said = (str(error).strip().splitlines() or [""])[0]
-            return Verdict(ITEMS, f"the loss could not be computed in micro-batches: {type(error).__name__}: {said}")
+            return Verdict(ITEMS, f"the loss could not be computed in micro-batches: {error_in_a_line(error)}")
         return PartsComparison(whole, parts, self._chance(batch, whole, context) if whole.draws else 0.0, within)
 
     def _within(self, batch: Any, items: int, split: Split, context: Any) -> PartsComparison | None:
         """A part with its gradient beside its own parts; None where even that does not fit."""
         try:
             whole = self._pass(_fresh(batch), items, context, grad=True)
-            return (
-                PartsComparison(whole, self._parts(batch, items, None, split, context, grad=True))
-                if items > 1
-                else None
-            )
+            return PartsComparison(whole, self._parts(batch, items, None, split, context, grad=True))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -468,10 +462,4 @@ def _tf32(device: torch.device) -> bool:
 
 def _fresh(batch: Any) -> Any:
     """A batch with tensors and containers of its own."""
-
-    def own(value: Any) -> Any:
-        return value.clone() if isinstance(value, Tensor) else value
-
-    if isinstance(batch, Tensor):
-        return own(batch)
-    return map_tensors(batch, own)
+    return map_tensors(batch, torch.clone)

@@ -125,7 +125,10 @@ def uniform(returned: Any, batch: Any, name: str = "loss", items: int | None = N
         _refuse_a_sum_beside_its_parts(returned)
     if count is None:
         return Losses(parts, items)
-    return Losses(parts, count, is_counted=True, size=_numbers_in(batch) if isinstance(count, Tensor) else None)
+    size = None
+    if isinstance(count, Tensor):  # about as many as it may count: labels or tokens, or items
+        size = max([items_in(batch), *(t.numel() for _, t in tensors_in(batch) if not t.is_floating_point())])
+    return Losses(parts, count, is_counted=True, size=size)
 
 
 def _refuse_a_sum_beside_its_parts(returned: Mapping[str, Tensor]) -> None:
@@ -137,11 +140,6 @@ def _refuse_a_sum_beside_its_parts(returned: Mapping[str, Tensor]) -> None:
             fix="return the parts without their sum, each with its weight: {'ce': ce, 'kl': 0.1 * kl}; or detach what"
             " is only to be shown",
         )
-
-
-def _numbers_in(batch: Any) -> int:
-    """About as many as an objective may count: the labels or tokens of a batch, or its items."""
-    return max([items_in(batch), *(t.numel() for _, t in tensors_in(batch) if not t.is_floating_point())])
 
 
 def as_objective(loss: Criterion | None, objective: Objective | None) -> Objective:

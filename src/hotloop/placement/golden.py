@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hotloop._torch import SHALLOW_COPY_CHECK
 from hotloop.errors import BadArgument, DeviceMismatch
-from hotloop.placement.moving import known_shape, tensors_in
+from hotloop.placement.moving import shape_of, tensors_in
 from hotloop.placement.sites import Site, as_buffer, frames, site_of, user_frames, user_site, variables
 
 _NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
@@ -276,10 +276,6 @@ def modules_in_sight(model: nn.Module | None) -> list[nn.Module]:
 
 def _name(func: Callable[..., Any]) -> str:
     return resolve_name(func) or str(getattr(func, "__name__", func))
-
-
-def shape_of(tensor: Tensor) -> str:
-    return f"{known_shape(tensor)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _numpy_error(tensor: Tensor, scene: Scene) -> DeviceMismatch:

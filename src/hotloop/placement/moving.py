@@ -111,7 +111,7 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return change(leaf)
-        return _rebuild_mapping(leaf, changed) if isinstance(leaf, Mapping) else leaf
+        return with_parts(leaf, lambda part: _rebuild(part, changed)) if isinstance(leaf, Mapping) else leaf
 
     return _rebuild(batch, changed)
 
@@ -124,7 +124,7 @@ def pin(batch: T) -> T:
             return leaf.pin_memory() if leaf.device.type == "cpu" else leaf
         if callable(getattr(leaf, "pin_memory", None)):
             return leaf.pin_memory()
-        return _rebuild_mapping(leaf, pinned) if isinstance(leaf, Mapping) else leaf
+        return with_parts(leaf, lambda part: _rebuild(part, pinned)) if isinstance(leaf, Mapping) else leaf
 
     try:
         result: T = _rebuild(batch, pinned)
@@ -140,6 +140,18 @@ def _endless(batch: object) -> BadArgument:
     )
 
 
+def parts_in(value: object) -> list[tuple[str, Any, Any]]:
+    """The parts of a mapping, list, tuple or dataclass: how the expression that reaches each is written, key, part."""
+    if isinstance(value, Mapping):
+        return [("{}[{!r}]", key, part) for key, part in value.items()]
+    if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
+        names = getattr(value, "_fields", ())  # of a namedtuple
+        return [("{}.{}", names[i], part) if names else ("{}[{}]", i, part) for i, part in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [("{}.{}", field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return []
+
+
 def tensors_in(batch: object, path: str = "batch", seen: Set[int] = frozenset()) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a nested batch with the expression that reaches it; with `set()`, no container is entered twice.
 
@@ -150,23 +162,11 @@ def tensors_in(batch: object, path: str = "batch", seen: Set[int] = frozenset())
         yield path, batch
     elif isinstance(batch, PackedSequence):
         yield f"{path}.data", batch.data
-    elif id(batch) in seen:  # a container that holds itself; a set notes all of them, a frozenset those around this one
-        return
-    elif isinstance(batch, Mapping):
-        seen |= {id(batch)}
-        for key, value in batch.items():
-            if type(value) not in STAYS:  # of which a vocabulary has many
-                yield from tensors_in(value, f"{path}[{key!r}]", seen)
-    elif isinstance(batch, list | tuple):
-        seen |= {id(batch)}
-        names = getattr(batch, "_fields", ())  # of a namedtuple
-        for i, value in enumerate(batch):
-            if type(value) not in STAYS:
-                yield from tensors_in(value, f"{path}.{names[i]}" if names else f"{path}[{i}]", seen)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        seen |= {id(batch)}
-        for field in dataclasses.fields(batch):
-            yield from tensors_in(getattr(batch, field.name, None), f"{path}.{field.name}", seen)
+    elif id(batch) not in seen:  # else a container that holds itself
+        seen |= {id(batch)}  # a set notes all of them, a frozenset those around this one
+        for written, key, part in parts_in(batch):
+            if type(part) not in STAYS:  # of which a vocabulary has many
+                yield from tensors_in(part, written.format(path, key), seen)
 
 
 def has_strides(tensor: Tensor) -> bool:
@@ -177,6 +177,11 @@ def has_strides(tensor: Tensor) -> bool:
 def known_shape(tensor: Tensor) -> tuple[int, ...]:
     """The shape of a tensor; of a nested one with strides, which refuses to tell one, the number of its parts."""
     return (tensor.size(0),) if tensor.is_nested and tensor.layout == torch.strided else tuple(tensor.shape)
+
+
+def shape_of(tensor: Tensor) -> str:
+    """The shape and the dtype in words."""
+    return f"{known_shape(tensor)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
@@ -241,45 +246,34 @@ def _rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """`value` with `leaf` applied to everything movable in it, the same object where nothing changed."""
     if isinstance(value, type):
         return value
-    if isinstance(value, UserDict):  # the `.to` of Hugging Face's would change the one that was given
-        return _rebuild_mapping(value, leaf)
-    if callable(getattr(value, "to", None)):
+    # The `.to` of Hugging Face's encodings, which are of this kind, would change the one that was given.
+    if callable(getattr(value, "to", None)) and not isinstance(value, UserDict):
         return leaf(value)
-    if isinstance(value, Mapping):
-        return _rebuild_mapping(value, leaf)
+    return with_parts(value, lambda part: _rebuild(part, leaf))
+
+
+def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A mapping, list, tuple or dataclass with each part changed; the same object where none is, or anything else."""
     if isinstance(value, list | tuple):
-        items = [_rebuild(item, leaf) for item in value]
+        items = [change(item) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
-        return type(value)(*items) if _is_namedtuple(value) else type(value)(items)
-    if dataclasses.is_dataclass(value):
-        return _rebuild_fields(value, leaf)
-    return value
-
-
-def _rebuild_mapping(value: Mapping[Any, Any], leaf: Callable[[Any], Any]) -> Mapping[Any, Any]:
-    items = {key: _rebuild(item, leaf) for key, item in value.items()}
-    if all(items[key] is value[key] for key in items):
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    is_mapping = isinstance(value, Mapping)
+    if not is_mapping and (not dataclasses.is_dataclass(value) or isinstance(value, type)):
         return value
-    if not isinstance(value, MutableMapping):
-        return type(value)(items)  # type: ignore[call-arg]  # an immutable mapping is built from a dict
-    clone = copy.copy(value)
-    for key, item in items.items():
-        clone[key] = item
-    return clone
-
-
-def _rebuild_fields(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    # A copy with fields replaced, not a call of the class: `__init__` may check or compute what must not run twice.
-    old = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
-    new = {name: _rebuild(item, leaf) for name, item in old.items()}
-    if all(new[name] is old[name] for name in old):
+    names = value if is_mapping else [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+    before = {name: value[name] if is_mapping else getattr(value, name) for name in names}
+    after = {name: change(part) for name, part in before.items()}
+    if all(after[name] is before[name] for name in before):
         return value
+    if is_mapping and not isinstance(value, MutableMapping):
+        return type(value)(after)  # an immutable mapping is built from a dict
+    # A copy with parts replaced, not a call of the class: `__init__` may check or compute what must not run twice.
     clone = copy.copy(value)
-    for name, item in new.items():
-        object.__setattr__(clone, name, item)
+    for name, part in after.items():
+        if is_mapping:
+            clone[name] = part
+        else:
+            object.__setattr__(clone, name, part)
     return clone
-
-
-def _is_namedtuple(value: object) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields")

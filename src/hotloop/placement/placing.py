@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hotloop._torch import COUNTS, OF_MODULES
 from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument, LeftBehind, LeftBehindWarning
-from hotloop.placement.moving import STAYS, move, tensors_in
+from hotloop.placement.moving import STAYS, move, shape_of, tensors_in
 from hotloop.printing.text import an, shorten
 
 M = TypeVar("M", bound=nn.Module)
@@ -102,8 +102,7 @@ def _tell(left: list[tuple[str, str, Tensor]], target: torch.device, strict: boo
     lines = []
     for path, where, tensor in left:
         owner = f"model.{path}" if path else "model"
-        shape = tuple(tensor.shape)
-        lines.append(f"{owner}.{where}: {shape} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}")
+        lines.append(f"{owner}.{where}: {shape_of(tensor)} on {tensor.device}")
         lines.append(f"  fix: {_registration(where, tensor)}")
     kind = "a plain attribute" if len(left) == 1 else "plain attributes"
     message = f"the model moved to {target}, but {kind} stayed behind:\n  " + "\n  ".join(lines)

@@ -4,7 +4,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -82,7 +82,6 @@ def waits(device: str | torch.device = "cuda") -> Iterator[Waits]:
 def _asked_for(seen: Waits) -> Iterator[None]:
     """Note waits that the person asks for: these calls of PyTorch tell nobody."""
     owners: list[Any] = [torch.cuda, torch.cuda.Event, torch.cuda.Stream]
-    before = [owner.synchronize for owner in owners]
     here = threading.get_ident()
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,10 +93,8 @@ def _asked_for(seen: Waits) -> Iterator[None]:
 
         return noted
 
-    for owner, call in zip(owners, before, strict=True):
-        owner.synchronize = noting(call)
-    try:
+    with ExitStack() as undo:
+        for owner in owners:
+            undo.callback(setattr, owner, "synchronize", owner.synchronize)
+            owner.synchronize = noting(owner.synchronize)
         yield
-    finally:
-        for owner, call in zip(owners, before, strict=True):
-            owner.synchronize = call

@@ -1,7 +1,7 @@
 """Small tables and pictures for notebooks and pages: HTML that inherits the colours and the font around it."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import fmean
@@ -10,6 +10,7 @@ from hotloop.printing.text import printable
 
 # A page may set its own; these can be seen on a light ground and on a dark one.
 FIRST, SECOND = "var(--hotloop-1, #e8590c)", "var(--hotloop-2, #1098ad)"
+BANDS = ("#1864ab", FIRST, "#7048b6", SECOND, "#8a93a3")  # areas upon one another, from the bottom
 GRID = "rgba(128,128,128,.28)"
 FAINT = "opacity:.7"
 MOST_POINTS = 240  # of a line: a notebook keeps all of them in its file
@@ -83,6 +84,15 @@ def bar(share: float | None, *, colour: str = FIRST, width: str = "100%") -> str
     return f'<div style="{outer}"><div style="{inner}"></div></div>'
 
 
+def bars(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Rows of a name, a bar whose length compares with the longest, and what there is to say of it."""
+    longest = max((length for _, length, _ in rows), default=0.0) or 1.0
+    cells = [
+        [safe(name), bar(length / longest, colour=SECOND, width="14em"), safe(told)] for name, length, told in rows
+    ]
+    return table(cells, words=(0, 1, 2), html=True)
+
+
 @dataclass(frozen=True)
 class Series:
     """Points of a plot, in the order of x."""
@@ -91,6 +101,7 @@ class Series:
     label: str = ""
     colour: str = FIRST
     dots: bool = False
+    filled: bool = False  # an area: its points go around it
     stroke: float = 2.2
     opacity: float = 1.0
 
@@ -115,23 +126,39 @@ def learning(
         ]
     if scored:
         drawn.append(Series(scored, "validation", SECOND, dots=True))
+    stops = [(stop, f"{stop:g}") for stop in _ticks(0.0, right, 9) if stop == int(stop)]
     losses, trend = sorted(loss for _, loss in curve), drawn[-2 if scored else -1].points
     # One wild batch must not press the rest of the curve flat.
     high = losses[min(int(0.995 * len(losses)), len(losses) - 1)]
     high = 1.05 * max(high, *(abs(loss) for _, loss in trend), *(loss for _, loss in scored), 0.0)
-    panels = [_panel("loss", drawn, right, min(losses[0], 0.0), high)]
+    panels = [_panel("loss", drawn, stops, right, min(losses[0], 0.0), high)]
     if metric is not None and (points := [point for point in metric[1] if _is_drawn(point)]):
         name, values = metric[0], [value for _, value in points]
         is_share = "accuracy" in name.lower() and all(0 <= value <= 1 for value in values)
         low, high = (0.0, 1.0) if is_share else (min(values), max(values))
         series = [Series(points, "", SECOND), Series(points, "", SECOND, dots=True)]
-        panels.append(_panel(f"validation {name}", series, right, low, high, height=80, percent=is_share))
+        panels.append(_panel(f"validation {name}", series, stops, right, low, high, height=80, percent=is_share))
     return "".join(panels)
+
+
+def stacked(
+    title: str, moments: Sequence[float], bands: Mapping[str, Sequence[float]], stops: Sequence[tuple[float, str]]
+) -> str:
+    """Amounts that last from one moment to the next, one upon another; `stops` are words below their moments."""
+    areas: list[Series] = []
+    top = [0.0] * len(moments)
+    for (label, amounts), colour in zip(bands.items(), BANDS, strict=True):
+        top = [below + amount for below, amount in zip(top, amounts, strict=True)]
+        stairs = [(at, top[max(i - before, 0)]) for i, at in enumerate(moments) for before in (1, 0)]
+        around = [(moments[0], 0.0), *stairs, (moments[-1], 0.0)]
+        areas.insert(0, Series(around, label, colour, filled=True))  # those below are drawn over it
+    return _panel(title, areas, stops, moments[-1] or 1.0, 0.0, 1.05 * max(top), height=240)
 
 
 def _panel(
     title: str,
     series: Sequence[Series],
+    stops: Sequence[tuple[float, str]],
     right: float,
     low: float,
     high: float,
@@ -149,31 +176,32 @@ def _panel(
     def y(value: float) -> float:
         return 1000 * (1 - (min(max(value, low), high) - low) / (high - low))
 
-    levels, stops = _ticks(low, high, 4), [stop for stop in _ticks(0.0, right, 9) if stop == int(stop)]
+    levels = _ticks(low, high, 4)
     paths = [_path([(0, y(level)), (1000, y(level))], GRID, 1) for level in levels]
     for each in series:
         places = [(x(at), y(value)) for at, value in each.points]
         if each.dots or len(places) == 1:
             paths += [_path([place, place], each.colour, 7) for place in places]
         else:
-            paths.append(_path(places, each.colour, each.stroke, each.opacity))
+            paths.append(_path(places, each.colour, each.stroke, each.opacity, filled=each.filled))
     beside = "".join(
         f'<span style="position:absolute;right:.6em;top:{y(level) / 10:.1f}%;transform:translateY(-50%);{FAINT}">'
         f"{f'{level:.0%}' if percent else f'{level:g}'}</span>"
         for level in levels
     )
     below = "".join(
-        f'<span style="position:absolute;left:{x(stop) / 10:.1f}%;transform:translateX(-50%);{FAINT}">{stop:g}</span>'
-        for stop in stops
+        f'<span style="position:absolute;left:{x(stop) / 10:.1f}%;transform:translateX(-50%);{FAINT}">'
+        f"{safe(words)}</span>"
+        for stop, words in stops
     )
     legend = "".join(
         f'<span style="margin-left:1em;white-space:nowrap"><span style="color:{each.colour}">'
-        f"{'●' if each.dots else '━'}</span> {safe(each.label)}</span>"
+        f"{'●' if each.dots else '■' if each.filled else '━'}</span> {safe(each.label)}</span>"
         for each in series
         if each.label
     )
     svg = (
-        f'<svg role="img" aria-label="{safe(title)} by epoch" viewBox="0 0 1000 1000" preserveAspectRatio="none"'
+        f'<svg role="img" aria-label="{safe(title)}" viewBox="0 0 1000 1000" preserveAspectRatio="none"'
         f' style="position:absolute;width:100%;height:100%;overflow:visible">{"".join(paths)}</svg>'
     )
     return (
@@ -188,10 +216,14 @@ def _panel(
     )
 
 
-def _path(places: Sequence[tuple[float, float]], colour: str, stroke: float, opacity: float = 1.0) -> str:
+def _path(
+    places: Sequence[tuple[float, float]], colour: str, stroke: float, opacity: float = 1.0, *, filled: bool = False
+) -> str:
     """A line; of one place, a dot."""
     d = "M" + "L".join(f"{x:.4g} {y:.4g}" for x, y in places)
     fade = "" if opacity == 1 else f";opacity:{opacity:g}"
+    if filled:
+        return f'<path d="{d}" style="fill:{colour}"/>'
     style = f"fill:none;stroke:{colour};stroke-width:{stroke:g};stroke-linecap:round;stroke-linejoin:round{fade}"
     return f'<path d="{d}" vector-effect="non-scaling-stroke" style="{style}"/>'
 

@@ -25,8 +25,8 @@ def size(n: float | None) -> str:
 def duration(seconds: float | None) -> str:
     """A length of time, in the unit that suits it.
 
-    >>> duration(0.00042), duration(3.2), duration(75), duration(7300)
-    ('420 µs', '3.20 s', '1 min 15 s', '2 h 1 min')
+    >>> duration(0.00042), duration(3.2), duration(75), duration(300), duration(7300)
+    ('420 µs', '3.20 s', '1 min 15 s', '5 min', '2 h 1 min')
     """
     if seconds is None:
         return "unknown"
@@ -37,9 +37,9 @@ def duration(seconds: float | None) -> str:
     if seconds < 60:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    hours, minutes = divmod(minutes, 60)
+    parts = {"h": hours, "min": minutes} if hours else {"min": minutes, "s": rest}
+    return " ".join(f"{number} {unit}" for unit, number in parts.items() if number)
 
 
 def count(n: float) -> str:
@@ -78,6 +78,15 @@ def shorten(items: list[str], limit: int = 8) -> str:
     if len(items) <= limit:
         return ", ".join(items)
     return f"{', '.join(items[:limit])} and {len(items) - limit} more"
+
+
+def error_in_a_line(error: BaseException) -> str:
+    """The class of an error and the first line of its message.
+
+    >>> error_in_a_line(ValueError("no such size\\nfix: another"))
+    'ValueError: no such size'
+    """
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def printable(foreign: str) -> str:

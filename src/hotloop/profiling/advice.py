@@ -12,11 +12,11 @@ NOTABLE = 0.1  # of the time: what takes less is not worth a sentence
 HALF = ("bf16", "fp16")
 WORDS = {
     "data": "waiting for data",
-    "copies": "copying between host and device",
-    "waits": "the device idle while the host waits for it",
-    "gaps": "the device idle while the host prepares work",
-    "communication": "communicating",
-    "compute": "computing",
+    "copies": "copying",
+    "waits": "waiting for the device",
+    "gaps": "host-bound gaps",
+    "communication": "communication",
+    "compute": "compute",
 }
 
 

@@ -26,7 +26,7 @@ from hotloop._torch import (
 from hotloop.placement.sites import Site, is_hotloops, is_users, site_of, user_site
 from hotloop.profiling.flops import flops_of, precision_of
 from hotloop.profiling.residents import Residents
-from hotloop.scripts.training_steps import around
+from hotloop.scripts.training_steps import around, before_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class OperationLog(DispatchMode):
     def __init__(self, device: torch.device, optimizers: Callable[[], Iterable[Optimizer]]) -> None:
         super().__init__()
         self.seen: list[LoggedOperation] = []
-        self._residents = Residents(device, optimizers)
+        self.memory = Residents(device, optimizers)
         self._main = threading.get_ident()
         self._numbers: list[int] = []  # of the next node of autograd, after …
         self._sites: list[Site | None] = []  # … an operation of this line
@@ -65,21 +65,17 @@ class OperationLog(DispatchMode):
             undo.enter_context(around(LoaderIterator, "__next__", self._load))
             if torch.cuda.is_available():
                 for owner, call in _WAITING:
-                    undo.enter_context(around(owner, "synchronize", partial(self._ask, call)))
-            undo.callback(self._residents.close)
+                    undo.enter_context(before_each(owner, "synchronize", partial(self._ask, call)))
+            undo.callback(self.memory.close)
             with self:
                 yield self
 
-    def begin_update(self) -> None:
+    def begin_update(self, *_: object) -> None:
         """An optimizer's step begins."""
         self._updating += 1
 
-    def end_update(self) -> None:
+    def end_update(self, *_: object) -> None:
         self._updating = max(self._updating - 1, 0)
-
-    @property
-    def memory(self) -> "Residents":
-        return self._residents
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -101,7 +97,7 @@ class OperationLog(DispatchMode):
                 is_hotloops(sys._getframe(1)),
             )
         )
-        self._residents.note((args, given, result), phase)
+        self.memory.note((args, given, result), phase)
         return result
 
     def _phase(self) -> str:
@@ -144,16 +140,10 @@ class OperationLog(DispatchMode):
 
         return loading
 
-    def _ask(self, call: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _ask(self, call: str, *_: Any, **__: Any) -> None:
         """Note a wait that the person asks for: it is no operation."""
-
-        @wraps(original)
-        def waiting(*args: Any, **options: Any) -> Any:
-            if threading.get_ident() == self._main:
-                self.seen.append(LoggedOperation(call, self._phase(), user_site(), "", 0.0, "fp32"))
-            return original(*args, **options)
-
-        return waiting
+        if threading.get_ident() == self._main:
+            self.seen.append(LoggedOperation(call, self._phase(), user_site(), "", 0.0, "fp32"))
 
 
 _WAITING: tuple[tuple[Any, str], ...] = (

@@ -1,6 +1,7 @@
 """`Profile`: where the time of some training steps went, as plain data. No torch here."""
 
 from dataclasses import dataclass
+from statistics import median_low
 
 from hotloop.printing import markup
 from hotloop.printing.text import duration, plural
@@ -80,16 +81,6 @@ class HostWait(Record):
 
 
 @dataclass(frozen=True)
-class StepParts(Record):
-    """One step by itself."""
-
-    number: int  # among those that were profiled, from 1
-    parts: TimeParts
-    slices: tuple[TimeParts, ...]  # the step cut into pieces of equal length, in time
-    slower: str = ""  # what made it slower than the median step, in a sentence
-
-
-@dataclass(frozen=True)
 class MemorySample(Record):
     """What was alive on the device at a moment of a step, in bytes."""
 
@@ -135,8 +126,6 @@ class Profile(Record):
     waits: tuple[HostWait, ...]  # the longest first
     memory: tuple[MemorySample, ...]  # over one step; empty where it was not looked at
     peak_memory: int | None  # bytes on the device while it was profiled; None where the device does not tell
-    median_step: StepParts
-    slow_step: StepParts | None  # the second-slowest: the slowest is often chance; None for a single step
     advice: tuple[Recommendation, ...]
     notes: tuple[str, ...]  # what is unknown, and why
     replayed: float = 0.0  # seconds of `parts.compute` in which the device replayed CUDA graphs
@@ -158,7 +147,7 @@ class Profile(Record):
         """What a notebook shows: the parts of a step as bars, the costliest lines and what to do."""
         parts, seconds = self.parts.shares, self.parts.over(self.steps).seconds if self.steps else {}
         rows = [
-            [part, markup.bar(share, colour=markup.SECOND, width="14em"), f"{share:.1%}", duration(seconds.get(part))]
+            (part, share, f"{share:.1%}, {duration(seconds.get(part))}")
             for part, share in parts.items()
             if share >= 0.0005
         ]
@@ -169,7 +158,7 @@ class Profile(Record):
         header = ["share", "operation", "your line", ""]
         return markup.box(
             markup.line(str(self).partition("\n")[0], strong=True),
-            markup.table(rows, words=(0, 1), html=True),
+            markup.bars(rows),
             markup.table(costs, header, words=(1, 2, 3)) if costs else "",
             *(markup.line(each.what) + markup.line(f"fix: {each.fix}", faint=True) for each in self.advice),
         )
@@ -177,7 +166,7 @@ class Profile(Record):
     @property
     def median(self) -> float:
         """Seconds of the median step."""
-        return self.median_step.parts.total
+        return median_low(self.seconds)
 
     @property
     def mean(self) -> float:

@@ -26,12 +26,12 @@ from hotloop.errors import BadArgument
 from hotloop.placement.placing import resolve
 from hotloop.printing.text import plural
 from hotloop.profiling.advice import Loading
-from hotloop.profiling.analysis import ProfileContext, analyse
+from hotloop.profiling.analysis import analyse
 from hotloop.profiling.operation_log import OperationLog
 from hotloop.profiling.profile_record import Profile
 from hotloop.profiling.trace_events import EPOCH
 from hotloop.profiling.trace_recording import ProfilerTrace
-from hotloop.scripts.training_steps import around
+from hotloop.scripts.training_steps import after_each, around
 from hotloop.version import __version__
 
 EARLY = 6  # steps of warm-up in which there is room for a look and a first recording
@@ -87,7 +87,7 @@ class Profiler:
         self._undo.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._end_update).remove)
         self._undo.enter_context(around(DataLoader, "__iter__", self._noting_epochs))
-        self._undo.enter_context(around(LoaderIterator, "__next__", self._noting_batches))
+        self._undo.enter_context(after_each(LoaderIterator, "__next__", self._see_batch))
         self._undo.callback(self._course.close)  # ends what is under way
         next(self._course)
         return self
@@ -112,7 +112,11 @@ class Profiler:
         """Where the time went. An error where no whole step was recorded."""
         recording, look = self._recording, self._look
         device = self._where()
-        about = ProfileContext(
+        return analyse(
+            recording.events,
+            look.seen if look else (),
+            self._loading,
+            tuple(self._notes(recording)),
             name=self._name,
             device=str(device),
             device_name=pick(device).name,
@@ -120,13 +124,10 @@ class Profiler:
             versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__},
             skipped=recording.skipped,
             plain=median(self._plain[-LEAST:]) if len(self._plain) >= LEAST else None,
-            seen=look.seen if look else (),
             memory=look.memory.samples() if look else (),
             peak_memory=recording.peak,
-            notes=tuple(self._notes(recording)),
-            loading=self._loading,
+            ceilings={},
         )
-        return analyse(recording.events, about)
 
     @property
     def _recording(self) -> ProfilerTrace:
@@ -217,14 +218,9 @@ class Profiler:
 
         return begin
 
-    def _noting_batches(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def read(iterator: Any) -> Any:
-            batch = original(iterator)
-            if not self._loading.batch_bytes:
-                self._loading = replace(self._loading, batch_bytes=bytes_in(batch))
-            return batch
-
-        return read
+    def _see_batch(self, batch: Any, _: Any) -> None:
+        if not self._loading.batch_bytes:
+            self._loading = replace(self._loading, batch_bytes=bytes_in(batch))
 
     def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)

@@ -1,6 +1,7 @@
 """Stretches of time as sorted lists of (start, end) that do not touch: joined, cut out, measured."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable
 
 Stretch = tuple[float, float]
 
@@ -45,24 +46,10 @@ def without(stretches: list[Stretch], others: list[Stretch]) -> list[Stretch]:
     >>> without([(0, 9)], [(2, 3), (8, 12)])
     [(0, 2), (3, 8)]
     """
-    return list(_without(stretches, others))
+    ends = [-math.inf, *(end for stretch in others for end in stretch), math.inf]
+    return within(stretches, list(zip(ends[::2], ends[1::2], strict=True)))
 
 
 def length(stretches: Iterable[Stretch]) -> float:
     """How long they are together."""
     return sum((end - start for start, end in stretches), 0.0)
-
-
-def _without(stretches: list[Stretch], others: list[Stretch]) -> Iterator[Stretch]:
-    at = 0
-    for start, end in stretches:
-        while at < len(others) and others[at][1] <= start:
-            at += 1
-        index, begin = at, start
-        while index < len(others) and others[index][0] < end:
-            if others[index][0] > begin:
-                yield begin, others[index][0]
-            begin = max(begin, others[index][1])
-            index += 1
-        if begin < end:
-            yield begin, end

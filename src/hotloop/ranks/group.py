@@ -367,17 +367,13 @@ def _leave() -> None:
 
 def timeout() -> timedelta:
     """How long a rank waits for the others."""
-    return timedelta(seconds=seconds_from("HOTLOOP_RANK_TIMEOUT", TIMEOUT))
-
-
-def seconds_from(name: str, otherwise: float) -> float:
-    """The seconds that a variable of the environment says."""
-    words = os.environ.get(name, "")
+    words = os.environ.get("HOTLOOP_RANK_TIMEOUT", "")
     try:
-        return timedelta(seconds=float(words) if words else otherwise).total_seconds()
+        return timedelta(seconds=float(words or TIMEOUT))
     except (ValueError, OverflowError) as error:
         raise BadArgument(
-            f"{name}={printable(words)!r} is no number of seconds", fix=f"give seconds, such as {otherwise:g}"
+            f"HOTLOOP_RANK_TIMEOUT={printable(words)!r} is no number of seconds",
+            fix=f"give seconds, such as {TIMEOUT:g}",
         ) from error
 
 

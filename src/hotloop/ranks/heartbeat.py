@@ -23,7 +23,7 @@ from hotloop._torch import store_of_ranks
 from hotloop.errors import HotloopError
 from hotloop.placement.sites import OURS, is_users, short
 from hotloop.printing.text import duration, printable
-from hotloop.ranks.group import Ranks, RanksDiffer, reason_of_collective, seconds_from, timeout
+from hotloop.ranks.group import Ranks, RanksDiffer, reason_of_collective, timeout
 
 PERIOD = 2.0  # seconds between two beats of a rank
 BEAT_PATIENCE = 2 * PERIOD + 1.0  # seconds for other ranks to beat, or to fail as well, after a collective has failed
@@ -62,8 +62,7 @@ class Beat:
     since: float  # when it got this far
     progress: list[int]  # updates of the weights, the epoch, and the batches that it has had of it
     line: str  # of the person's code
-    ended: str = ""  # how: "done", "failed", or "lost" where its collective failed
-    said: str = ""  # its error
+    ended: str = ""  # how: "done", "lost" where its collective failed, or its error
 
     @property
     def name(self) -> str:
@@ -101,7 +100,7 @@ class Heartbeat:
         self.show: Callable[[Beat], None] = lambda beat: None
         self.store: Any = None  # which ends with the process that holds it; None from then on
         self.known: dict[int, Beat] = {}  # the last beats of others
-        self._late = seconds_from("HOTLOOP_RANK_LATE", LATE)
+        self._is_warned = False  # of ranks that are late
         self._depth = 0
         self._lock = threading.Lock()  # of what this rank says
         self._mine: Beat | None = None
@@ -135,7 +134,7 @@ class Heartbeat:
                 self._warn(mine)
                 self.show(mine)
 
-    def _tell(self, stack: Stack, ended: str = "", said: str = "") -> Beat:
+    def _tell(self, stack: Stack, ended: str = "") -> Beat:
         """Say where this rank is; nothing more once it has said how it ended."""
         with self._lock:
             before, now, progress, ranks = self._mine, time.time(), self.progress(), self._ranks
@@ -143,7 +142,7 @@ class Heartbeat:
                 return before
             since = before.since if before is not None and before.progress == progress else now
             place = (now, since, progress, _line(stack))
-            self._mine = beat = Beat(ranks.rank, ranks.host, os.getpid(), _space(), *place, ended, said)
+            self._mine = beat = Beat(ranks.rank, ranks.host, os.getpid(), _space(), *place, ended)
             with suppress(RuntimeError, OSError, AttributeError):  # no store, or its process has ended
                 self.store.set(_key(ranks.rank), json.dumps(asdict(beat)))
             return beat
@@ -151,13 +150,9 @@ class Heartbeat:
     def _end(self, error: BaseException | None) -> None:
         """Say how it ended, and leave the others the time to hear it where their store ends with this process."""
         mine = self._mine
-        if mine is not None and mine.ended:
-            pass  # it is said
-        elif error is None:
-            mine = self._tell((), "done")
-        else:
-            words = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-            mine = self._tell(_stack(error), "failed", printable(words)[:400])
+        if mine is None or not mine.ended:  # else it is said
+            words = "done" if error is None else traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+            mine = self._tell(() if error is None else _stack(error), printable(words)[:400])
         self.show(mine)
         holds_store = self._ranks.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         if holds_store and self.store and isinstance(error, Exception) and not isinstance(error, RanksDiffer):
@@ -180,8 +175,8 @@ class Heartbeat:
         beats, waited = [mine, *self.known.values()], mine.time - mine.since
         furthest, silent = max(beat.progress for beat in beats), mine.time - BEAT_PATIENCE
         behind = [beat for beat in beats if not beat.ended and (beat.progress < furthest or beat.time < silent)]
-        if self._ranks.is_first and behind and waited >= self._late:
-            self._late = float("inf")
+        if self._ranks.is_first and behind and waited >= LATE and not self._is_warned:
+            self._is_warned = True
             most = f"they wait for {_length(timeout().total_seconds())} at most"
             words = f"ranks have waited {_length(waited)} for {several([f'{beat.name}, in {beat}' for beat in behind])}"
             warnings.warn_explicit(f"{words}; {most}", RankWarning, "hotloop", 0)
@@ -231,9 +226,9 @@ class Heartbeat:
         """The kind of `FIXES` and words for a rank that is lost; nothing for one that waits for others too."""
         process = beat.end_of_process()
         last = f"its last word, {_length(time.time() - beat.time)} ago, came from {beat}"
-        if beat.ended == "failed":
-            return "failed", f"{beat.name} ended with {beat.said}, in {beat}"
-        if beat.ended and not (beat.ended == "done" and process):
+        if beat.ended not in ("", "done", "lost"):
+            return "failed", f"{beat.name} ended with {beat.ended}, in {beat}"
+        if beat.ended == "lost" or (beat.ended and not process):
             return "", ""
         if process:
             return "dead", f"{beat.name} {process}; {last}"

@@ -42,26 +42,18 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing as SVG, by day and by night, and where it must be another one for narrow windows too."""
+    """A drawing as SVG, by day and by night."""
 
     title: str
     alt: str
     light: bytes
     dark: bytes
-    narrow_light: bytes | None = None
-    narrow_dark: bytes | None = None
     caption: str = ""
     kind: ClassVar = "plot"
 
     @property
     def uris(self) -> dict[str, str]:
-        drawings = {
-            "light": self.light,
-            "dark": self.dark,
-            "narrow_light": self.narrow_light,
-            "narrow_dark": self.narrow_dark,
-        }
-        return {name: data_uri(svg, "image/svg+xml") for name, svg in drawings.items() if svg is not None}
+        return {name: data_uri(svg, "image/svg+xml") for name, svg in (("light", self.light), ("dark", self.dark))}
 
 
 @dataclass(frozen=True)
@@ -104,15 +96,6 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A question and its answer, in small print."""
-
-    question: str
-    answer: str
-    kind: ClassVar = "answer"
-
-
-@dataclass(frozen=True)
 class Patch:
     """Changes of files, as `diff -u` writes them."""
 
@@ -128,15 +111,7 @@ class Patch:
         return [(kinds.get(line[:3]) or kinds.get(line[:1], "kept"), line) for line in self.diff.splitlines()]
 
 
-@dataclass(frozen=True)
-class Beside:
-    """Parts that stand side by side where there is room."""
-
-    parts: "Sequence[Block]"
-    kind: ClassVar = "beside"
-
-
-Block = Gallery | Plot | Drawing | Table | Facts | Words | Answer | Patch | Beside
+Block = Gallery | Plot | Drawing | Table | Facts | Words | Patch
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,23 @@
 """Training loops and how fast they are, as a table, a picture, a sentence and a page."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import compress
-from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
-from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hotloop.printing.text import clipped, count, printable
+from hotloop.printing.markup import bars
+from hotloop.printing.text import count, printable
 from hotloop.profiling.pace import REPEATS, LoopPace
 from hotloop.records import Record
 from hotloop.report import words
-from hotloop.report.document import Block, Document, Table
-from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded, themed
+from hotloop.report.document import Block, Document, Drawing, Table
+from hotloop.report.run_summary import lined
 from hotloop.report.runs import Run
 from hotloop.report.tuning import half_spread
 from hotloop.report.words import DASH, TIMES, Fact, times
 
 WAY_NAMES = {"tutorial": "as in tutorials", "fit": "loop.fit"}
-WIDE = 30.0  # times between the fastest and the slowest, from which on the axis is logarithmic
 HEADER = ["device", "loop", "items/s", "±", f"{TIMES} tutorial", f"{TIMES} CPU", "plan"]
 
 
@@ -74,11 +68,9 @@ def method_words(timed: LoopsTimed) -> str:
 
 def loops_table(timed: LoopsTimed) -> RichTable:
     """A row for each loop on each device."""
-    table = RichTable(box=box.HORIZONTALS, padding=(0, 1, 0, 0), pad_edge=False, border_style="dim", header_style="dim")
     header, rows = _cells(timed)
-    for name in header:
-        is_words = name in ("device", "loop", "plan")
-        table.add_column(name, justify="left" if is_words else "right", no_wrap=name != "plan", overflow="fold")
+    last = len(header) - 1
+    table = lined(header, words=(0, 1, last), wraps=(last,))
     for pace, cells in zip(timed.paces, rows, strict=True):
         style = "dim" if pace.failure else "bold" if pace is timed.fastest else ""
         table.add_row(*(Text(cell) for cell in cells), style=style)
@@ -96,61 +88,20 @@ def _row(timed: LoopsTimed, pace: LoopPace) -> list[str]:
     gains = [pace.times(timed.tutorial(device)) for device in (pace.device, "cpu")]
     how = printable(pace.failure) if pace.failure else ", ".join(pace.plan)
     rate = DASH if pace.rate is None else count(pace.rate)
-    return [pace.device, WAY_NAMES[pace.way], rate, half_spread(pace.rate, low, high), *map(_ratio, gains), how]
-
-
-def _ratio(gain: float | None) -> str:
-    return DASH if gain is None else times(gain)
-
-
-def loops_picture(timed: LoopsTimed, theme: Theme = LIGHT, form: Form = "png") -> bytes:
-    """A bar for each loop on each device, as long as it is fast."""
-    paces = timed.paces
-    figure = Figure(figsize=(9, 1.3 + 0.42 * len(paces)), layout="constrained", facecolor=theme.background)
-    axes = figure.subplots()
-    dress(axes, theme)
-    axes.grid(visible=False, axis="y")
-    axes.grid(axis="x", color=theme.grid, linewidth=1)
-    rates = [each.rate for each in paces if each.rate]
-    if rates and max(rates) > WIDE * min(rates):
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlim(min(rates) / 3, max(rates) * 6)
-    elif rates:
-        axes.set_xlim(0, max(rates) * 1.25)
-    for number, pace in enumerate(paces):
-        _draw_pace(axes, number, timed, pace, theme)
-    axes.set_ylim(len(paces) - 0.5, -0.5)
-    axes.set_yticks(range(len(paces)), [f"{each.device}: {WAY_NAMES[each.way]}" for each in paces], color=theme.text)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
-    scale = ", logarithmic" if axes.get_xscale() == "log" else ""
-    axes.set_xlabel(f"items per second{scale}", color=theme.faint)
-    on = ", ".join(clipped(name, 40) for name in timed.devices.values())
-    axes.set_title(f"{clipped(timed.model, 40)} on {on}", loc="left", color=theme.text, fontsize=11, fontweight="bold")
-    return encoded(figure, form)
-
-
-def _draw_pace(axes: Axes, number: int, timed: LoopsTimed, pace: LoopPace, theme: Theme) -> None:
-    place: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
-    if pace.rate is None:
-        axes.annotate("failed", (axes.get_xlim()[0], number), color=theme.faint, **place)
-        return
-    colour = theme.faint if pace.way == "tutorial" else theme.metric
-    axes.barh(number, pace.rate, height=0.62, color=colour, linewidth=0)
-    axes.plot([min(pace.rates), max(pace.rates)], [number, number], color=theme.text, linewidth=1, alpha=0.6)
-    base = timed.tutorial("cpu") or timed.tutorial(pace.device)
-    gain = None if pace is base else pace.times(base)
-    told = count(pace.rate) if gain is None else f"{count(pace.rate)}, {times(gain)}"
-    axes.annotate(told, (max(pace.rates), number), color=theme.text, fontweight="bold", **place)
+    ratios = [DASH if gain is None else times(gain) for gain in gains]
+    return [pace.device, WAY_NAMES[pace.way], rate, half_spread(pace.rate, low, high), *ratios, how]
 
 
 def loops_page(timed: LoopsTimed, command: str | None = None) -> str:
     """The loops on a page."""
     header, rows = _cells(timed)
-    alt = "Items per second of each loop on each device"
     best = timed.fastest
+    speeds = [
+        (f"{pace.device}: {WAY_NAMES[pace.way]}", pace.rate or 0.0, "failed" if pace.failure else row[2])
+        for pace, row in zip(timed.paces, rows, strict=True)
+    ]
     blocks: list[Block] = [
-        themed("How fast each loop is", alt, partial(loops_picture, timed)),
+        Drawing("How fast each loop is, in items per second", bars(speeds)),
         Table("Every loop", header, rows, method_words(timed), (0, 1, len(header) - 1)),
     ]
     facts = [Fact("device", device, name) for device, name in timed.devices.items()]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hotloop.records import Report
 from hotloop.report import words
-from hotloop.report.document import Answer, Beside, Block, Document, Drawing, Facts, Gallery, Table, Words
+from hotloop.report.document import Block, Document, Drawing, Facts, Gallery, Table, Words
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Training:
         learned = Drawing(f"How it learned{name}", report.picture())
         epochs = [Table(f"Epochs{name}", header, rows)] if rows else []
         timings = Facts("Where the time went", words.timings(report))
-        return [learned, *epochs, Beside([timings, Facts("What ran", words.setting(report))])]
+        return [learned, *epochs, timings, Facts("What ran", words.setting(report))]
 
 
 def page(
@@ -31,17 +31,14 @@ def page(
     lead: str = "",
     headlines: Sequence[words.Fact] | None = None,
     galleries: Sequence[Gallery] = (),
-    notes: Sequence[str] = (),
     command: str | None = None,
 ) -> str:
     """The whole page; the last training is the one that its headlines are of."""
     last = trainings[-1].report
     stopped = next((training.report for training in trainings if training.report.interrupted), None)
-    blocks: list[Block] = [Answer(f"Why {last.device}?", last.reason or words.UNKNOWN), *galleries]
+    blocks: list[Block] = [Words(f"Why {last.device}?", [last.reason or words.UNKNOWN]), *galleries]
     for training in trainings:
         blocks += training.blocks()
-    if notes:
-        blocks.append(Words("Notes", notes))
     return Document(
         title,
         blocks,

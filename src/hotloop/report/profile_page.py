@@ -1,6 +1,6 @@
 """A `Profile` as a page and as a short answer in the terminal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.bar import Bar
 from rich.console import Group, RenderableType
@@ -8,12 +8,11 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from hotloop.printing.markup import bars, line, stacked
 from hotloop.printing.text import clipped, count, duration, plural, printable, size
-from hotloop.profiling.advice import has_kernels
-from hotloop.profiling.profile_record import PARTS, Line, OperationCost, Profile, StepParts
-from hotloop.report.document import Block, Document, Facts, Plot, Table, Words
-from hotloop.report.plots import DARK, LIGHT
-from hotloop.report.profile_plots import always_there, label, memory_plot, parts_bar, step_plot
+from hotloop.profiling.advice import has_kernels, part_words
+from hotloop.profiling.profile_record import CATEGORIES, PARTS, Line, OperationCost, Profile
+from hotloop.report.document import Block, Document, Drawing, Facts, Table, Words
 from hotloop.report.runs import Run
 from hotloop.report.words import UNKNOWN, Fact, when
 
@@ -29,34 +28,28 @@ ON_HOST = {"gaps": "interpreting, calling, everything that is no operation of Py
 OPERATIONS = ["your line", "operation", "shapes", "in a step", "share", "calls"]
 WAITS = ["your line", "what", "in a step", "times in a step"]
 SAID_OF_LINES = "A backward operation stands at the line of its forward, an update at that of optimizer.step()."
-MINUS = "\N{MINUS SIGN}"
 CODE = 36  # characters of a line of code in a table
 BAR, PATH = 30, 32  # characters of the longest bar and of the longest path in the terminal
 
 
 def profile_page(profile: Profile, *, command: str | None = None) -> str:
     """The whole page, in the order of the questions: where the time goes, how far from the limits, which lines."""
-    slow = profile.slow_step
     waits = [[_where(wait.line), wait.what, duration(wait.seconds), f"{wait.calls:.3g}"] for wait in profile.waits]
+    shares = profile.parts.shares
+    drawn = [(part_words(name, profile.device), shares[name], f"{shares[name]:.1%}") for name in shown_parts(profile)]
     blocks: list[Block] = [
-        _plot("Where a step's time went", lambda *look: parts_bar(profile, *look)),
+        Drawing("Where a step's time went", bars(drawn)),
         Table("In figures", ["part", "what it is", "share", "in a step"], parts_table(profile), words=(0, 1)),
         *(
             [Words("What to do about it", [f"{a.what} Fix: {a.fix}." for a in profile.advice])]
             if profile.advice
             else []
         ),
-        _plot("The median step, in time", lambda *look: step_plot(profile, profile.median_step, *look)),
         Facts("How far the computing is from the device's ceilings", ceilings(profile)),
         Table("The costliest operations", OPERATIONS, _operations(profile), SAID_OF_LINES, words=(0, 1, 2)),
         Table("What the host waited for", WAITS, waits, _said_of_waits(profile), words=(0, 1)),
         *_memory(profile),
     ]
-    if slow is not None:
-        caption = f"Step {slow.number} of {profile.steps}. {slow.slower} The slowest of all is often chance."
-        header = ["part", "median step", "this step", "difference"]
-        blocks.append(_plot("The second-slowest step", lambda *look: step_plot(profile, slow, *look), caption))
-        blocks.append(Table("Beside the median step", header, compared(profile, slow)))
     blocks.append(Words("How it was measured", [*profile.notes, *method(profile)]))
     return Document(
         f"Where a step of {profile.name} spends its time",
@@ -74,7 +67,7 @@ def profile_run(profile: Profile) -> Run:
     figures = {"mean step in seconds": profile.mean, "median step in seconds": profile.median}
     for name, seconds in profile.parts.over(profile.steps).seconds.items():
         if seconds:
-            figures[f"{label(name, profile.device)} in a step, in seconds"] = seconds
+            figures[f"{part_words(name, profile.device)} in a step, in seconds"] = seconds
     if profile.peak_memory is not None:
         figures["peak memory in bytes"] = profile.peak_memory
     return Run("profile", profile.name, profile.date, profile.device_name or profile.device, figures)
@@ -96,7 +89,7 @@ def lead(profile: Profile) -> str:
     """The answer in a sentence."""
     part, share = max(profile.parts.shares.items(), key=lambda pair: pair[1])
     words = f"A step takes {duration(profile.mean)} on {profile.device}, the mean of {plural(profile.steps, 'step')}"
-    return f"{words}; the largest part of it, {share:.0%}, is {label(part, profile.device)}."
+    return f"{words}; the largest part of it, {share:.0%}, is {part_words(part, profile.device)}."
 
 
 def headlines(profile: Profile) -> list[Fact]:
@@ -109,7 +102,7 @@ def headlines(profile: Profile) -> list[Fact]:
             duration(profile.mean),
             f"{duration(low)} to {duration(high)}, median {duration(profile.median)}",
         ),
-        Fact("the largest part of it", f"{share:.0%}", label(part, profile.device)),
+        Fact("the largest part of it", f"{share:.0%}", part_words(part, profile.device)),
     ]
     if profile.ceiling and profile.rate:
         reached = f"{_flops(profile.rate)} of {_flops(profile.ceiling)}"
@@ -136,18 +129,8 @@ def parts_table(profile: Profile) -> list[list[str]]:
         share = f"{profile.parts.shares[name]:.1%}" if known else UNKNOWN
         seconds = duration(profile.parts.seconds[name] / profile.steps) if known else UNKNOWN
         words = meaning[name] if known else "no DataLoader was seen: it is among the gaps"
-        rows.append([label(name, profile.device), words, share, seconds])
+        rows.append([part_words(name, profile.device), words, share, seconds])
     return [*rows, ["all", f"mean of {plural(profile.steps, 'step')}", "100%", duration(profile.mean)]]
-
-
-def compared(profile: Profile, slow: StepParts) -> list[list[str]]:
-    """The parts of the median step beside those of a slow one."""
-    rows = []
-    for name in shown_parts(profile):
-        usual, now = profile.median_step.parts.seconds[name], slow.parts.seconds[name]
-        rows.append([label(name, profile.device), duration(usual), duration(now), _signed(now - usual)])
-    usual, now = profile.median_step.parts.total, slow.parts.total
-    return [*rows, ["all", duration(usual), duration(now), _signed(now - usual)]]
 
 
 def ceilings(profile: Profile) -> list[Fact]:
@@ -213,15 +196,36 @@ def _memory(profile: Profile) -> list[Block]:
     if left_out := always_there(profile):
         caption += f" Left out: {size(left_out)} of other memory that was there all the time, such as data."
     return [
-        _plot("Memory over a step", lambda *look: memory_plot(profile, *look), caption),
+        Drawing("Memory over a step", memory_drawing(profile) + line(caption, faint=True)),
         Facts("At the highest moment", memory_facts(profile)),
     ]
 
 
+def memory_drawing(profile: Profile) -> str:
+    """What was alive over the step, one category upon another, and below it the phases; those that flicker are not."""
+    moments = [sample.seconds for sample in profile.memory]
+    bands = {name: [float(getattr(sample, name)) for sample in profile.memory] for name in CATEGORIES}
+    bands["other"] = [amount - always_there(profile) for amount in bands["other"]]
+    peak = max(map(sum, zip(*bands.values(), strict=True)))
+    unit = next((unit for unit in (2**30, 2**20, 2**10) if peak >= unit), 1)
+    stops: list[tuple[float, str]] = []
+    before = ""
+    for sample in profile.memory:
+        if sample.phase != before and (not stops or sample.seconds - stops[-1][0] > 0.1 * moments[-1]):
+            stops.append((sample.seconds, sample.phase))
+        before = sample.phase
+    scaled = {name: [amount / unit for amount in amounts] for name, amounts in bands.items()}
+    return stacked(f"alive, in {size(unit).split()[1]}", moments, scaled, stops)
+
+
+def always_there(profile: Profile) -> int:
+    """Bytes of no known purpose that lived through the whole step, if they would press all else flat; else 0."""
+    least = min(sample.other for sample in profile.memory)
+    return least if least > 0.5 * max(sample.total for sample in profile.memory) else 0
+
+
 def memory_facts(profile: Profile) -> list[Fact]:
     """What was alive at the highest moment of the step that was looked at."""
-    if not profile.memory:
-        return []
     top = max(profile.memory, key=lambda sample: sample.total)
     facts = [Fact("highest", size(top.total), f"in {top.phase}")]
     held = {"parameters": top.parameters, "gradients": top.gradients, "optimizer's state": top.optimizer}
@@ -244,13 +248,6 @@ def method(profile: Profile) -> list[str]:
     if profile.plain:
         words.insert(1, f"Just before, a step without the profiler took {duration(profile.plain)}.")
     return words
-
-
-def _plot(title: str, draw: Callable[..., bytes], caption: str = "") -> Plot:
-    light, dark, thin_light, thin_dark = (
-        draw("svg", theme, narrow) for narrow in (False, True) for theme in (LIGHT, DARK)
-    )
-    return Plot(title, title, light, dark, thin_light, thin_dark, caption)
 
 
 def _bars(profile: Profile) -> Grid:
@@ -294,10 +291,6 @@ def _tail(line: Line) -> str:
     """
     words = printable(str(line))
     return words if len(words) <= PATH else f"…{words[1 - PATH :]}"
-
-
-def _signed(seconds: float) -> str:
-    return f"{'+' if seconds >= 0 else MINUS}{duration(abs(seconds))}"
 
 
 def _flops(rate: float) -> str:

@@ -1,7 +1,8 @@
 """Summaries for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from rich import box
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
@@ -34,12 +35,23 @@ def panel(facts: Sequence[Fact], title: str, *, stopped: str | None = None) -> P
     )
 
 
+def lined(header: Sequence[str], *, words: Collection[int], wraps: Collection[int], caption: str = "") -> Table:
+    """A table between two lines: columns of `words` stand to the left, and those in `wraps` may take several lines."""
+    table = Table(box=box.HORIZONTALS, padding=(0, 1, 0, 0), pad_edge=False, border_style="dim", header_style="dim")
+    table.caption, table.caption_justify = caption, "left"
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i in words else "right", no_wrap=i not in wraps, overflow="fold")
+    return table
+
+
 def _grid(facts: Sequence[Fact]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(justify="left", overflow="fold")
-    grid.add_column(style="dim", overflow="fold")
+    if has_details := any(fact.detail for fact in facts):
+        grid.add_column(style="dim", overflow="fold")
     for number, fact in enumerate(facts):
         style = "bold green" if number == 0 else "bold"
-        grid.add_row(fact.label, Text(printable(fact.value), style=style), Text(printable(fact.detail)))
+        details = [Text(printable(fact.detail))] if has_details else []
+        grid.add_row(fact.label, Text(printable(fact.value), style=style), *details)
     return grid

@@ -14,6 +14,7 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,59 +120,45 @@ class SavedFiles:
 
     def _moves(self, replace: Replace) -> None:
         """What scripts do with a checkpoint once it is saved: ask for it, copy it, rename it, delete it."""
-        for module, name, wrapper in (
-            (os, "stat", self._asking),
-            (shutil, "copyfile", self._copying),
-            *((os, name, self._moving) for name in ("rename", "replace")),
-            *((os, name, self._removing) for name in ("remove", "unlink")),
-            *((shutil, name, self._dressing) for name in ("copymode", "copystat")),
+        for module, names, call in (
+            (os, ("stat",), self._stat),
+            (shutil, ("copyfile",), self._copy),
+            (os, ("rename", "replace"), self._move),
+            (os, ("remove", "unlink"), self._remove),
+            (shutil, ("copymode", "copystat"), self._dress),
         ):
-            replace(module, name, wrapper(getattr(module, name)))
+            for name in names:
+                replace(module, name, partial(call, getattr(module, name)))
 
-    def _asking(self, stat: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-        def asked(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
-            kept = self.of(path) if kwargs.get("dir_fd") is None and kwargs.get("follow_symlinks", True) else None
-            return stat(path if kept is None else kept.path, *args, **kwargs)
+    def _stat(self, stat: Callable[..., os.stat_result], path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        kept = self.of(path) if kwargs.get("dir_fd") is None and kwargs.get("follow_symlinks", True) else None
+        return stat(path if kept is None else kept.path, *args, **kwargs)
 
-        return asked
+    def _copy(self, copy: Callable[..., Any], src: Any, dst: Any, **kwargs: Any) -> Any:
+        kept = self.of(src)
+        if kept is None:
+            self._kept.pop(self._key(dst), None)
+            return copy(src, dst, **kwargs)
+        self._keep(dst, kept)
+        return dst
 
-    def _copying(self, copy: Callable[..., Any]) -> Callable[..., Any]:
-        def copied(src: Any, dst: Any, **kwargs: Any) -> Any:
-            kept = self.of(src)
-            if kept is None:
-                self._kept.pop(self._key(dst), None)
-                return copy(src, dst, **kwargs)
-            self._keep(dst, kept)
-            return dst
+    def _move(self, move: Callable[..., None], src: Any, dst: Any, **kwargs: Any) -> None:
+        old, new = self._key(src), self._key(dst)
+        if kwargs or old not in self._kept:
+            move(src, dst, **kwargs)
+            self._kept.pop(new, None)
+        for path in [path for path in self._kept if path == old or path.startswith(f"{old}/")]:
+            self._kept[new + path.removeprefix(old)] = self._kept.pop(path)
 
-        return copied
+    def _remove(self, remove: Callable[..., None], path: Any, **kwargs: Any) -> None:
+        if kwargs or self.of(path) is None or os.path.islink(path):  # noqa: PTH114  # it may be bytes
+            remove(path, **kwargs)
+        else:
+            del self._kept[self._key(path)]
 
-    def _moving(self, move: Callable[..., None]) -> Callable[..., None]:
-        def moved(src: Any, dst: Any, **kwargs: Any) -> None:
-            old, new = self._key(src), self._key(dst)
-            if kwargs or old not in self._kept:
-                move(src, dst, **kwargs)
-                self._kept.pop(new, None)
-            for path in [path for path in self._kept if path == old or path.startswith(f"{old}/")]:
-                self._kept[new + path.removeprefix(old)] = self._kept.pop(path)
-
-        return moved
-
-    def _removing(self, remove: Callable[..., None]) -> Callable[..., None]:
-        def removed(path: Any, **kwargs: Any) -> None:
-            if kwargs or self.of(path) is None or os.path.islink(path):  # noqa: PTH114  # it may be bytes
-                remove(path, **kwargs)
-            else:
-                del self._kept[self._key(path)]
-
-        return removed
-
-    def _dressing(self, dress: Callable[..., None]) -> Callable[..., None]:
-        def dressed(src: Any, dst: Any, **kwargs: Any) -> None:
-            if self.of(src) is None:
-                dress(src, dst, **kwargs)
-
-        return dressed
+    def _dress(self, dress: Callable[..., None], src: Any, dst: Any, **kwargs: Any) -> None:
+        if self.of(src) is None:
+            dress(src, dst, **kwargs)
 
 
 class FilesAside(SavedFiles):
@@ -192,15 +179,15 @@ class FilesAside(SavedFiles):
     def install(self, replace: Replace) -> None:
         atexit.register(self._remove_empty_folders, os.getpid())
         super().install(replace)
-        opened = self._opening(builtins.open, os.open)
+        opened = partial(self._open, builtins.open, os.open)
         for module in (builtins, io):
             replace(module, "open", opened)
-        for module, name, wrapper in (
-            (os, "open", self._creating),
-            (os, "mkdir", self._making),
-            (shutil, "rmtree", self._felling),
+        for owner, name, call in (
+            (os, "open", self._create),
+            (os, "mkdir", self._make),
+            (shutil, "rmtree", self._fell),
         ):
-            replace(module, name, wrapper(getattr(module, name)))
+            replace(owner, name, partial(call, getattr(owner, name)))
 
     def _remove_empty_folders(self, process: int) -> None:
         """What the script made and has nothing in it: all of that went aside."""
@@ -226,14 +213,19 @@ class FilesAside(SavedFiles):
         super()._keep(path, kept)
         self._gone.discard(self._key(path))
 
-    def _opening(self, opening: Callable[..., Any], open_file: Callable[..., int]) -> Callable[..., Any]:
-        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            kept = self._opened(file, mode) if _is_path(file) and not kwargs.get("opener") and len(args) < 6 else None
-            if kept is not None:
-                kwargs["opener"] = lambda _, flags: open_file(kept.path, flags & ~os.O_EXCL)
-            return opening(file, mode, *args, **kwargs)
-
-        return opened
+    def _open(
+        self,
+        opening: Callable[..., Any],
+        open_file: Callable[..., int],
+        file: Any,
+        mode: str = "r",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        kept = self._opened(file, mode) if _is_path(file) and not kwargs.get("opener") and len(args) < 6 else None
+        if kept is not None:
+            kwargs["opener"] = lambda _, flags: open_file(kept.path, flags & ~os.O_EXCL)
+        return opening(file, mode, *args, **kwargs)
 
     def _opened(self, path: Any, mode: str) -> SavedFile | None:
         """What is opened instead; None where the system is to open a file, or to say why it cannot."""
@@ -259,94 +251,69 @@ class FilesAside(SavedFiles):
         self._keep(path, kept)
         return kept
 
-    def _asking(self, stat: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-        ask = super()._asking(stat)
+    def _stat(self, stat: Callable[..., os.stat_result], path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        if self._gone and _is_path(path) and kwargs.get("dir_fd") is None and self._key(path) in self._gone:
+            raise _absent(path)
+        return super()._stat(stat, path, *args, **kwargs)
 
-        def asked(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
-            if self._gone and _is_path(path) and kwargs.get("dir_fd") is None and self._key(path) in self._gone:
-                raise _absent(path)
-            return ask(path, *args, **kwargs)
+    def _copy(self, copy: Callable[..., Any], src: Any, dst: Any, **kwargs: Any) -> Any:
+        return copy(src, dst, **kwargs)  # which opens files
 
-        return asked
+    def _move(self, move: Callable[..., None], src: Any, dst: Any, **kwargs: Any) -> None:
+        old, new = _entry(src), _entry(dst)
+        if kwargs or old == new or not (self._takes(src) and self._takes(dst)):
+            move(src, dst, **kwargs)
+        elif Path(old).is_dir():
+            if old not in self._made:
+                raise PermissionError(errno.EPERM, "hotloop leaves folders where they were before", src)
+            super()._move(move, src, dst)
+            self._made = {new + each.removeprefix(old) if _is_in(each, old) else each for each in self._made}
+        elif old in self._gone or not (old in self._kept or os.path.lexists(old)):
+            raise _absent(src)
+        else:
+            self._kept[new] = self._kept.get(old) or SavedFile(old)
+            self._gone.discard(new)
+            Path(old).unlink()
 
-    def _copying(self, copy: Callable[..., Any]) -> Callable[..., Any]:
-        return copy  # which opens files
+    def _remove(self, remove: Callable[..., None], path: Any, **kwargs: Any) -> None:
+        entry = _entry(path)
+        if kwargs or not self._takes(path) or (Path(entry).is_dir() and not Path(entry).is_symlink()):
+            remove(path, **kwargs)
+            return
+        if entry in self._gone or not (self._kept.pop(entry, None) or os.path.lexists(entry)):
+            raise _absent(path)
+        if entry in self._made:
+            self._made.remove(entry)
+            remove(path)
+        elif os.path.lexists(entry):
+            self._gone.add(entry)
 
-    def _moving(self, move: Callable[..., None]) -> Callable[..., None]:
-        move_kept = super()._moving(move)
+    def _dress(self, dress: Callable[..., None], src: Any, dst: Any, **kwargs: Any) -> None:
+        if self.of(src) is None and self.of(dst) is None:
+            dress(src, dst, **kwargs)
 
-        def moved(src: Any, dst: Any, **kwargs: Any) -> None:
-            old, new = _entry(src), _entry(dst)
-            if kwargs or old == new or not (self._takes(src) and self._takes(dst)):
-                move(src, dst, **kwargs)
-            elif Path(old).is_dir():
-                if old not in self._made:
-                    raise PermissionError(errno.EPERM, "hotloop leaves folders where they were before", src)
-                move_kept(src, dst)
-                self._made = {new + each.removeprefix(old) if _is_in(each, old) else each for each in self._made}
-            elif old in self._gone or not (old in self._kept or os.path.lexists(old)):
-                raise _absent(src)
-            else:
-                self._kept[new] = self._kept.get(old) or SavedFile(old)
-                self._gone.discard(new)
-                Path(old).unlink()
+    def _create(self, opening: Callable[..., int], path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        is_new = flags & os.O_CREAT and _is_path(path) and not kwargs and not os.path.lexists(path)
+        descriptor = opening(path, flags, *args, **kwargs)
+        if is_new:
+            self._made.add(_entry(path))
+        return descriptor
 
-        return moved
+    def _make(self, make: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+        entry = _entry(path)
+        if entry not in self._gone:
+            make(path, *args, **kwargs)
+            self._made.add(entry)
+        self._gone.discard(entry)
 
-    def _removing(self, remove: Callable[..., None]) -> Callable[..., None]:
-        def removed(path: Any, **kwargs: Any) -> None:
-            entry = _entry(path)
-            if kwargs or not self._takes(path) or (Path(entry).is_dir() and not Path(entry).is_symlink()):
-                remove(path, **kwargs)
-                return
-            if entry in self._gone or not (self._kept.pop(entry, None) or os.path.lexists(entry)):
-                raise _absent(path)
-            if entry in self._made:
-                self._made.remove(entry)
-                remove(path)
-            elif os.path.lexists(entry):
-                self._gone.add(entry)
-
-        return removed
-
-    def _dressing(self, dress: Callable[..., None]) -> Callable[..., None]:
-        def dressed(src: Any, dst: Any, **kwargs: Any) -> None:
-            if self.of(src) is None and self.of(dst) is None:
-                dress(src, dst, **kwargs)
-
-        return dressed
-
-    def _creating(self, opening: Callable[..., int]) -> Callable[..., int]:
-        def created(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-            is_new = flags & os.O_CREAT and _is_path(path) and not kwargs and not os.path.lexists(path)
-            descriptor = opening(path, flags, *args, **kwargs)
-            if is_new:
-                self._made.add(_entry(path))
-            return descriptor
-
-        return created
-
-    def _making(self, make: Callable[..., None]) -> Callable[..., None]:
-        def made(path: Any, *args: Any, **kwargs: Any) -> None:
-            entry = _entry(path)
-            if entry not in self._gone:
-                make(path, *args, **kwargs)
-                self._made.add(entry)
-            self._gone.discard(entry)
-
-        return made
-
-    def _felling(self, fell: Callable[..., None]) -> Callable[..., None]:
-        def felled(path: Any, *args: Any, **kwargs: Any) -> None:
-            entry = _entry(path)
-            if entry in self._made or not self._takes(path) or not Path(entry).is_dir():
-                fell(path, *args, **kwargs)
-            else:
-                for folder, _, files in os.walk(entry):
-                    self._gone.update((folder, *(str(Path(folder, name)) for name in files)))
-            self._kept = {each: kept for each, kept in self._kept.items() if not _is_in(each, entry)}
-
-        return felled
+    def _fell(self, fell: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+        entry = _entry(path)
+        if entry in self._made or not self._takes(path) or not Path(entry).is_dir():
+            fell(path, *args, **kwargs)
+        else:
+            for folder, _, files in os.walk(entry):
+                self._gone.update((folder, *(str(Path(folder, name)) for name in files)))
+        self._kept = {each: kept for each, kept in self._kept.items() if not _is_in(each, entry)}
 
 
 def _is_path(path: Any) -> bool:

@@ -4,7 +4,7 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from types import CodeType
 from typing import Any
@@ -35,7 +35,7 @@ class ScriptSteps:
     end it, so that its clean-up runs.
     """
 
-    def __init__(self, on_step: Callable[[], bool], tell: Callable[[str], None]) -> None:
+    def __init__(self, on_step: Callable[[], bool], tell: Callable[[str], None] = lambda words: None) -> None:
         self._on_step, self._tell = on_step, tell
         self._rounds = Rounds()
         self._by_hand = ByHand(self._updated_by_hand)
@@ -66,9 +66,9 @@ class ScriptSteps:
             undo.callback(register_optimizer_step_pre_hook(self._left_to_optimizer).remove)
             undo.callback(register_optimizer_step_post_hook(self._updated).remove)
             undo.enter_context(quiet_threads())
-            undo.enter_context(around(Optimizer, "__init__", self._expecting))
-            undo.enter_context(around(torch.cuda.CUDAGraph, "capture_end", self._capturing))
-            undo.enter_context(around(torch.cuda.CUDAGraph, "replay", self._replaying))
+            undo.enter_context(after_each(Optimizer, "__init__", self._expect))
+            undo.enter_context(after_each(torch.cuda.CUDAGraph, "capture_end", self._captured_by))
+            undo.enter_context(after_each(torch.cuda.CUDAGraph, "replay", self._replayed))
             undo.enter_context(self._noticing).enter_context(noticing(self._by_hand, self._trained))
             if sources:
                 undo.enter_context(_in_place_of_files(sources))
@@ -87,14 +87,9 @@ class ScriptSteps:
                 return error
         return None
 
-    def _expecting(self, original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
-        def build(optimizer: Optimizer, *args: Any, **options: Any) -> None:
-            original(optimizer, *args, **options)
-            self._rounds.expect(id(optimizer))
-            finalize(optimizer, self._rounds.forget, id(optimizer)).atexit = False
-
-        return build
+    def _expect(self, _: None, optimizer: Optimizer, *args: Any, **options: Any) -> None:
+        self._rounds.expect(id(optimizer))
+        finalize(optimizer, self._rounds.forget, id(optimizer)).atexit = False
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped, or will in the replays of what is captured now."""
@@ -127,22 +122,12 @@ class ScriptSteps:
         if self._told or self._on_step():
             self.end()
 
-    def _capturing(self, original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
-        def capture_end(graph: torch.cuda.CUDAGraph) -> None:
-            original(graph)
-            self._graphs[graph], self._captured = tuple(self._captured), {}
+    def _captured_by(self, _: None, graph: torch.cuda.CUDAGraph) -> None:
+        self._graphs[graph], self._captured = tuple(self._captured), {}
 
-        return capture_end
-
-    def _replaying(self, original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
-        def replay(graph: torch.cuda.CUDAGraph) -> None:
-            original(graph)
-            for optimizer in self._graphs.get(graph, ()):
-                self._count(optimizer)
-
-        return replay
+    def _replayed(self, _: None, graph: torch.cuda.CUDAGraph) -> None:
+        for optimizer in self._graphs.get(graph, ()):
+            self._count(optimizer)
 
     def end(self) -> None:
         """End the script from inside: from a call that it makes."""
@@ -310,6 +295,42 @@ def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[
             setattr(owner, name, before)
         else:
             delattr(owner, name)
+
+
+def before_each(owner: Any, name: str, see: Callable[..., None]) -> AbstractContextManager[None]:
+    """For a while, `see` gets the arguments of every call of a function, before it is made."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def call(*args: Any, **options: Any) -> Any:
+            see(*args, **options)
+            return original(*args, **options)
+
+        return call
+
+    return around(owner, name, make)
+
+
+def after_each(owner: Any, name: str, see: Callable[..., None]) -> AbstractContextManager[None]:
+    """For a while, `see` gets the result of every call of a function, and its arguments."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def call(*args: Any, **options: Any) -> Any:
+            result = original(*args, **options)
+            see(result, *args, **options)
+            return result
+
+        return call
+
+    return around(owner, name, make)
+
+
+@contextmanager
+def before_backward(see: Callable[..., None]) -> Iterator[None]:
+    """For a while, `see` gets the arguments of every backward pass, before it runs."""
+    with before_each(torch.autograd, "backward", see), before_each(torch.autograd, "grad", see):
+        yield
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.objective.objectives import Losses, Objective
 from hotloop.printing.text import shorten
 from hotloop.ranks.group import Ranks
+from hotloop.step.sharding import refuse_lazy
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.window import Window
 
@@ -287,19 +288,12 @@ class Replicas(AcrossRanks):
     def _forward(self, batch: Any) -> Any:
         self._was_sent = False
         if not self._is_same:
-            self._take_weights()
+            refuse_lazy(self.model)
+            self._take_from_first([*self._module.parameters(), *self._module.buffers()])
+            self._is_same = True
         if self._ddp is None:
             return self._module(batch, self.watched)
         return self._ddp(batch, self.watched)
-
-    def _take_weights(self) -> None:
-        if lazy := [name for name, p in self.model.named_parameters() if is_lazy(p)]:
-            raise BadArgument(
-                f"{shorten(lazy, 3)} have no shapes yet, so that ranks cannot have the same weights",
-                fix="run one batch through the model before it is handed to the Loop",
-            )
-        self._take_from_first([*self._module.parameters(), *self._module.buffers()])
-        self._is_same = True
 
     def _built(self) -> DistributedDataParallel:
         mine = set(map(id, self.trained.parameters))

@@ -1,8 +1,9 @@
 """`CapturedStep`: steps as CUDA graphs, and the checks that a replay still is the step."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
@@ -11,17 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.random import fork_rng
 
-from hotloop._torch import (
-    buffers_of,
-    copy_all,
-    gradient_hooks,
-    module_hooks,
-    parameters_of,
-    step_hooks,
-)
+from hotloop._torch import buffers_of, copy_all, gradient_hooks, module_hooks, parameters_of, step_hooks
 from hotloop.errors import PlanWarning
-from hotloop.levers import fp32_matmul_precision
 from hotloop.levers.applied import AppliedPlan
+from hotloop.levers.tf32 import fp32_matmul_precision
 from hotloop.memory.oom import Failure, began_with, is_out_of_memory
 from hotloop.objective.objectives import Objective
 from hotloop.placement import tensors_in
@@ -41,13 +35,13 @@ from hotloop.step.draws import Draw, repeat
 from hotloop.step.eager import EagerStep, Parts, See
 from hotloop.step.inspection import Comparison, Inspection, Looks, departure, inspected, operations_of, signature
 from hotloop.step.retry import OutOfMemory
-from hotloop.step.shapes import OtherShapes
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.values.effects import ReachableState, kept_by_capture, look
 from hotloop.values.snapshot import PassSnapshot
 
 COMPARE_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
 LASTING, BRIEF = 100, 3  # steps that captures are to last in a loop by hand, and how often they may not
+SHAPE_FROM, MOST_SHAPES = 10, 48  # times that another shape was seen when it is captured, and how many of them are
 STALE = 2  # times that it differed, after which nothing is captured any more
 CAN_CHANGE = "changes while it runs, which a capture would freeze"
 
@@ -110,12 +104,12 @@ class CapturedStep:
         self.generation += 1
         self.replays = 0  # since the last forward pass that was compared with the captured one
         self.has_captures = False
+        self.is_ready = False  # whether the step has run a few times and was seen to do the same work
         self._has_room = True  # for an eager forward pass beside the captures
         self._frozen = ReachableState()  # numbers that Python had when the step was captured
         self._limit = None if self.memory is None else self.memory.portion.limit
         self._stood: Stance | None = None
         self._warmed = 0
-        self._is_ready = False
         self._looks = Looks()
         self._has_waited = False  # in a rehearsal
         self._first_capture: Inspection | None = None  # where it does other work than eagerly
@@ -135,14 +129,18 @@ class CapturedStep:
         phase = self.eagers[0].phase
         graph, failure, why = self._graphs.get(phase), None, None
         if graph is None:
-            self._hold(batch)
+            if self._static is None:
+                self._static, self._buffers = static_batch(batch)
+                self._rates = Rates(self.optimizers, 1, self.device)
             try:
                 with self._rates.of_step(0), self.capturing(afresh=phase[0]) as graph:
                     self._called = form
                     for call in self._calls:
                         call(seen_batch(self._static), self._size_of(batch))
                     graph.result = self._seen_parts, self._seen_count
-                self._keep(phase, graph)
+                if phase[0]:
+                    self._gradients = graph.gradients
+                self._graphs[phase] = graph
             except Exception as error:
                 if isinstance(error, Departed):
                     return self._warm_up(batch)
@@ -204,11 +202,6 @@ class CapturedStep:
         self._window_is_captured, self._shown = False, None
         return self._run(batch)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the step can be captured: it has run a few times and was seen to do the same work."""
-        return self._is_ready
-
     def _warm_up(self, batch: Any) -> Parts:
         """A real step on the capture stream; two of them or more are inspected."""
         if not self._warmed:
@@ -216,12 +209,12 @@ class CapturedStep:
             if not self._is_compiled and self.memory is not None and self.memory.snapshot.has_seen_passes:
                 self._warmed = 1  # by steps of another plan, or of before they were captured anew
         self._warmed += 1
-        self._is_ready = self._warmed > WARM_UP
+        self.is_ready = self._warmed > WARM_UP
         with self._side.running():
             if self._warmed in (WARM_UP - 1, WARM_UP):
                 parts = self._inspected(batch)
             else:  # with rates on the device only where the person's code was seen to leave them alone
-                parts = self._rehearsed(batch) if self._is_ready else self._run(batch)
+                parts = self._rehearsed(batch) if self.is_ready else self._run(batch)
         if self._is_sized and self._warmed == WARM_UP:
             if not self._looks.are_enough:
                 self._warmed -= 1  # the next step is inspected, too
@@ -232,14 +225,9 @@ class CapturedStep:
     def _rehearsed(self, batch: Any) -> Parts:
         """Run the step as it will be captured, with learning rates on the device, and check that it does not block."""
         rates, updates = Rates(self.optimizers, 1, self.device), self.eagers[0].phase[1]
-
-        def as_captured(objective: Objective, model: nn.Module, batch: Any) -> Any:
-            with made_on_device():
-                return objective(model, batch)
-
         for eager in self.eagers:
             eager.after_update = None  # a schedule must not write to what is restored below
-        inside = nullcontext() if self._is_compiled else watching(self.eagers, as_captured)
+        inside = nullcontext() if self._is_compiled else watching(self.eagers, made_on_device)
         try:
             with waits(self.device) as seen, rates.of_step(0), inside:
                 parts = self._run(batch)
@@ -251,7 +239,7 @@ class CapturedStep:
         if self._is_sized and len(seen) > seen.in_packages:
             if self._has_waited:
                 self.abandon(f"the host waits for the device: {seen}")
-            self._has_waited, self._is_ready, self._warmed = True, False, WARM_UP  # once is no reason
+            self._has_waited, self.is_ready, self._warmed = True, False, WARM_UP  # once is no reason
         return parts
 
     def _inspected(self, batch: Any) -> Parts:
@@ -259,13 +247,8 @@ class CapturedStep:
         self._looks.made.append(seen)
         if self._hooked is None:
             self._hooked = self._stance().hooks
-
-        def inspect(objective: Objective, model: nn.Module, batch: Any) -> Any:
-            with inspected(self.device, seen):
-                return objective(model, batch)
-
         before = look(self._roots(), kept_by_capture, hold=True)
-        with watching(self.eagers, inspect):
+        with watching(self.eagers, partial(inspected, self.device, seen)):
             parts = self._run(batch)
         seen.compare(before, look(self._roots(), kept_by_capture, hold=True))
         return parts
@@ -287,10 +270,6 @@ class CapturedStep:
             self._seen_parts |= parts
             self._seen_count = count
 
-        def noted(objective: Objective, model: nn.Module, batch: Any) -> Any:
-            with operations_of(seen):
-                return objective(model, batch)
-
         if not afresh:
             self._show(self._gradients)
         self._shown = None  # a capture that fails leaves gradients which nothing has computed
@@ -301,18 +280,15 @@ class CapturedStep:
             for eager in self.eagers:
                 around.enter_context(eager.capturing(collect))
             if compares:
-                around.enter_context(watching(self.eagers, noted))
+                around.enter_context(watching(self.eagers, partial(operations_of, seen)))
             # What the host draws in a pass that does not run is drawn by its replay.
             with fork_rng(devices=[], enabled=bool(self._draws)), graph.capturing(self._side.stream, pool):
                 yield graph
             norms = [eager.norm for eager in self.eagers]
             graph.norms = [norm for norm in norms if norm is not None]  # of all objectives, or of none
         states = [value for o in self.optimizers for state in o.state.values() for _, value in tensors_in(state)]
-        graph.held = [
-            *seen.held,
-            *self._modules_and_tensors()[1],
-            *states,
-        ]  # what is replaced must not give its memory to others
+        # What is replaced must not give its memory to others.
+        graph.held = [*seen.held, *self._modules_and_tensors()[1], *states]
         if compares and (where := self._departure(seen)):
             self._departs(where)
             seen.form = self._called
@@ -346,7 +322,6 @@ class CapturedStep:
             self._tell_of_stale(
                 self._compared_at, f"the operations of an earlier step; it does other work now: {where}"
             )
-            self.forget()
             raise Departed
         if torch.are_deterministic_algorithms_enabled():
             raise CannotCapture(f"it does other work while it is captured: {where}")
@@ -366,17 +341,6 @@ class CapturedStep:
         for call in self._calls:
             call(batch, self._size_of(batch))
         return self._seen_parts, self._seen_count
-
-    def _hold(self, batch: Any) -> None:
-        """Allocate the static batch that the graphs read."""
-        if self._static is None:
-            self._static, self._buffers = static_batch(batch)
-            self._rates = Rates(self.optimizers, 1, self.device)
-
-    def _keep(self, phase: tuple[bool, bool], graph: CapturedGraph) -> None:
-        if phase[0]:
-            self._gradients = graph.gradients
-        self._graphs[phase] = graph
 
     def replay(self, graph: CapturedGraph, steps: int = 1) -> None:
         """Replay a graph of `steps` steps."""
@@ -480,7 +444,6 @@ class CapturedStep:
         if moved := self._frozen.moved():
             name, then, now = moved[0]
             self._tell_of_stale(self._compared_at, f"{name}={then}, which is {now} now")
-            self.forget()
         self._compared_at = self.eagers[0].counts.steps
 
     @property
@@ -504,16 +467,17 @@ class CapturedStep:
         assert self.memory is not None
         comparison = Comparison(*seen[-1:], self._looks.made[-1])
 
-        def compared(objective: Objective, model: nn.Module, batch: Any) -> Any:
+        @contextmanager
+        def compared() -> Iterator[None]:
             with made_on_device(), comparison:
-                return objective(model, batch)
+                yield
 
         before, is_comparable = PassSnapshot(self.memory.modules, self.device), False
         with self._side.running(), self.levers.around(), watching(self.eagers, compared, on_ranks=False):
             before.take(batch)
             try:
                 if transform is not None:
-                    with made_on_device(), comparison:
+                    with compared():
                         batch = transform(batch)
                 is_comparable = signature(batch) == self._looks.made[-1].form
                 batch = self.levers.inputs(batch)
@@ -527,9 +491,9 @@ class CapturedStep:
                 before.restore()
         if self._has_room and is_comparable and (where := comparison.departure()):
             self._tell_of_stale(since, f"the operations of an earlier step; it does other work now: {where}")
-            self.forget()
 
     def _tell_of_stale(self, since: int, what: str) -> None:
+        """Drop captures that are not what Python asks for, and warn of the steps that were replayed with them."""
         first, last = since + 1, self.eagers[0].counts.steps
         self._stale += 1
         again = "it is captured again" if self._stale < STALE else "it is not captured any more"
@@ -542,6 +506,7 @@ class CapturedStep:
         )
         if self._stale >= STALE:
             self.abandon("")
+        self.forget()
 
     def _stance(self) -> "Stance":
         """The present `Stance`, in one walk over the layers: a short epoch takes less than a millisecond."""
@@ -571,6 +536,71 @@ class CapturedStep:
         return {"model": self.model, **objectives, "device_transform": self.transform}
 
 
+class OtherShapes:
+    """Graphs for batches of other shapes than the usual: texts padded to the longest, the last of an epoch.
+
+    One for each shape that recurs, up to a number; all share one pool of memory.
+
+    Only the losses of a graph are needed after its replay, so that the next may overwrite the rest. For that reason
+    gradients are not left on the parameters, and a window of several batches is not captured here.
+    """
+
+    def __init__(self, step: CapturedStep) -> None:
+        self._step = step
+        self.drop()
+
+    def drop(self) -> None:
+        """Drop all graphs: the step has changed."""
+        self._seen: Counter[Hashable] = Counter()
+        self._graphs: dict[Hashable, CapturedGraph] = {}
+        self._pool: Any = None
+        self._rates: Rates | None = None
+        self._is_closed = False  # there is no memory for more of them, or a capture has failed
+
+    def __call__(self, batch: Any, form: Hashable) -> Parts | None:
+        """Train on a batch by the graph of its shape; None where it should run eagerly."""
+        graph = self._graphs.get(form)
+        if graph is None:
+            self._seen[form] += 1
+            if self._seen[form] < SHAPE_FROM or self._is_closed or not self._is_possible():
+                return None
+            graph = self._captured(batch, form)
+            if graph is None:
+                return None
+        assert self._rates is not None
+        if self._rates.changed():
+            return None  # it is found and said when a batch of the usual shape comes
+        copy_all(graph.buffers, [tensor for _, tensor in tensors_in(batch)])
+        self._rates.send([self._rates.now()])
+        self._step.replay(graph)
+        return self._step.taken(graph, updated=True)
+
+    def _is_possible(self) -> bool:
+        step = self._step
+        return step.is_ready and step.plan.accumulate == 1 and len(self._graphs) < MOST_SHAPES
+
+    def _captured(self, batch: Any, form: Hashable) -> CapturedGraph | None:
+        step = self._step
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._rates = Rates(step.optimizers, 1, step.device)
+        assert self._rates is not None
+        static, buffers = static_batch(batch)
+        try:
+            with self._rates.of_step(0), step.capturing(afresh=True, pool=self._pool) as graph:
+                graph.result = step.call(seen_batch(static))
+        except Exception as error:
+            if not isinstance(error, CannotCapture) and not is_out_of_memory(began_with(error)):
+                raise
+            self.drop()
+            self._is_closed = True
+            return None
+        graph.gradients = [(parameter, None) for parameter, _ in graph.gradients]
+        graph.buffers = buffers
+        self._graphs[form] = graph
+        return graph
+
+
 class Stance(NamedTuple):
     """State that a capture depends on and a person may change between epochs."""
 
@@ -598,14 +628,22 @@ class Departed(CannotCapture):
     """The step runs other operations than in its last capture: it is inspected and captured again."""
 
 
+def called_inside(
+    context: Callable[[], AbstractContextManager[Any]], objective: Objective, model: nn.Module, batch: Any
+) -> Any:
+    """Call an objective inside a context."""
+    with context():
+        return objective(model, batch)
+
+
 @contextmanager
 def watching(
-    eagers: Sequence[EagerStep], watch: Callable[[Objective, nn.Module, Any], Any], *, on_ranks: bool = True
+    eagers: Sequence[EagerStep], context: Callable[[], AbstractContextManager[Any]], *, on_ranks: bool = True
 ) -> Iterator[None]:
-    """Call objectives through `watch(objective, model, batch)`, inside DDP where `on_ranks`."""
+    """Call objectives inside a context that watches them, below DDP where `on_ranks`."""
     before = [eager.objective for eager in eagers]
     for eager in eagers:
-        watched = partial(watch, eager.trained.objective)
+        watched = partial(called_inside, context, eager.trained.objective)
         if eager.across is not None and on_ranks:
             eager.across.watched = watched
         else:

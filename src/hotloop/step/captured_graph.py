@@ -52,6 +52,7 @@ class CapturedGraph:
 
     def __init__(self) -> None:
         self.result: Any = None
+        self.buffers: Sequence[Tensor] = ()  # of the batch that it reads, where that is its own
         self.gradients: Sequence[Any] = []  # (parameter, gradient) pairs that it writes
         self.held: Sequence[Any] = []  # tensors that it uses, and that nobody else may hold
         self.norms: Sequence[Tensor] = ()  # of the gradient of each objective, where they are clipped

@@ -12,21 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotloop._torch import (
-    compiler_cache,
-    inductor,
-)
+from hotloop._torch import compiler_cache, inductor
 from hotloop.errors import OutputError, PlanWarning
 from hotloop.files.cache import cache_folder, make_private
 from hotloop.files.whole import write_json
-from hotloop.levers import repeated_blocks
-from hotloop.levers.compile import (
-    Varying,
-    form_of,
-    mark_varying,
-    sizes_of,
-    varying_between,
-)
+from hotloop.levers.checkpointing import repeated_blocks
+from hotloop.levers.compile import Varying, form_of, mark_varying, sizes_of, varying_between
 from hotloop.objective.objectives import Objective
 from hotloop.plan import Plan
 from hotloop.step.inspection import signature

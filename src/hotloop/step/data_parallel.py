@@ -14,7 +14,7 @@ from hotloop.ranks.group import Ranks, world_size
 
 LAUNCH = "`hotloop launch --gpus {gpus} script.py`"
 # Settings that change how the one model computes, of which copies on other GPUs know nothing.
-_OTHERS = ("graph", "compile", "checkpointing", "recompute", "memory_budget")
+_OTHERS = ("graph", "compile", "checkpointing", "recompute")
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,12 @@ def spread_over_gpus(
     elif found is not None and found.device_ids and device.type != "cuda":
         found = None  # it would look for the model on a GPU
     spread = SpreadModel(found, 0 if found is None else len(found.device_ids))
-    if spread.is_active:
-        default = Plan(plan.device)
-        if others := [name for name in _OTHERS if getattr(plan, name) != getattr(default, name)]:
-            raise BadArgument(
-                f"DataParallel over {spread.gpus} GPUs with {', '.join(others)} in the plan",
-                fix=f"leave that out, or use DDP: {LAUNCH.format(gpus=spread.gpus)}",
-            )
+    others = [name for name in _OTHERS if getattr(plan, name) != getattr(Plan, name)]
+    if spread.is_active and others:
+        raise BadArgument(
+            f"DataParallel over {spread.gpus} GPUs with {', '.join(others)} in the plan",
+            fix=f"leave that out, or use DDP: {LAUNCH.format(gpus=spread.gpus)}",
+        )
     return spread
 
 

@@ -275,8 +275,7 @@ class EagerStep:
     def begin(self) -> None:
         """Begin a new window, and with loss scaling a new scale."""
         self.window = Window(self._begin)
-        if self._scales:
-            self.scaler = _scaler(self._device, enabled=True)
+        self.scaler = _scaler(self._device, enabled=self._scales)
 
     def undo(self) -> None:
         """Restore the window and its gradients after a call that failed before its update."""

@@ -44,7 +44,7 @@ class Stretch:
         self._transform = transform
         self._generation = step.generation
         self._index = torch.zeros(self.steps, batch, dtype=torch.int64, device=step.device)
-        self._rates = Rates(step.optimizers, self.steps, step.device)
+        self.rates = Rates(step.optimizers, self.steps, step.device)
         self._graph: CapturedGraph | None = self._captured()
         step.dependents.add(self)
 
@@ -60,14 +60,14 @@ class Stretch:
         before = None if schedules is None else schedules.snapshot()
         rates = []
         for number in range(1, self.steps + 1):
-            rates.append(self._rates.now())
+            rates.append(self.rates.now())
             if schedules is not None and number % self.step.plan.accumulate == 0:
                 schedules.advance()
-        if before is not None and (name := self._rates.changed()):
+        if before is not None and (name := self.rates.changed()):
             before.restore()
             self.step.abandon(f"the optimizer's {name} {CAN_CHANGE}")
             return None
-        self._rates.send(rates)
+        self.rates.send(rates)
         self._index.copy_(_indices(drawn), non_blocking=True)
         assert self._graph is not None
         self.step.replay(self._graph, self.steps)
@@ -83,10 +83,6 @@ class Stretch:
         mine = (self.step, self._generation, self.steps, self._transform, {self.batch})
         return self.items is items and mine == (step, step.generation, steps, transform, batches)
 
-    def changed(self) -> str | None:
-        """The name of a frozen setting of the optimizer that has changed; None where none has."""
-        return self._rates.changed()
-
     def _captured(self) -> CapturedGraph:
         rows: list[Tensor] = []
         with self.step.capturing(afresh=True) as graph:
@@ -95,7 +91,7 @@ class Stretch:
                 if self._transform is not None:
                     with made_on_device():
                         changed = self._transform(batch)
-                with self._rates.of_step(number):
+                with self.rates.of_step(number):
                     parts, count = self.step.call(changed)
                 if isinstance(count, Tensor):
                     raise CannotCapture("the objective counts its items on the device")
@@ -181,7 +177,7 @@ class Stretches:
                 if not step.shrink(failure, max(lengths)):
                     self._refused = step  # batch by batch it can be captured
                 return None
-        if name := self.latest.changed():
+        if name := self.latest.rates.changed():
             step.abandon(f"the optimizer's {name} {CAN_CHANGE}")
             return None
         return self.latest

@@ -13,13 +13,14 @@ from torch.optim import Optimizer
 
 from hotloop.checkpoint.shards import Team
 from hotloop.errors import BadArgument
-from hotloop.levers import repeated_blocks
+from hotloop.levers.checkpointing import repeated_blocks
+from hotloop.placement import map_tensors
 from hotloop.plan import Plan
 from hotloop.printing.text import shorten
 from hotloop.ranks.group import Ranks, timeout
 
 # Settings of a plan that change weights, capture or scale, none of which was tried with shards.
-_OTHERS = ("channels_last", "micro_batch", "memory_budget", "cudnn_benchmark")
+_OTHERS = ("channels_last", "micro_batch", "cudnn_benchmark")
 
 
 def shard(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks, plan: Plan) -> None:
@@ -48,19 +49,14 @@ def shard(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks, plan:
 
 def _check(model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> None:
     """Raise for settings that do not work with shards."""
-    default = Plan(plan.device)
-    others = [name for name in _OTHERS if getattr(plan, name) != getattr(default, name)]
+    others = [name for name in _OTHERS if getattr(plan, name) != getattr(Plan, name)]
     if plan.precision == "fp16":
         others.append("precision='fp16'")
     if plan.compile != "off":
         others.append("compile")
     if others:
         raise BadArgument(f"parallel='fsdp' with {shorten(others, 4)}", fix="leave that out of the plan, or use DDP")
-    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
-        raise BadArgument(
-            f"{shorten(lazy, 3)} have no shapes yet, so that they cannot be sharded",
-            fix="run one batch through the model before it is handed to the Loop",
-        )
+    refuse_lazy(model)
     if any(optimizer.state for optimizer in optimizers):
         raise BadArgument(
             "the optimizer has made steps before the model is sharded", fix="make the Loop first, then train or load"
@@ -70,6 +66,15 @@ def _check(model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Non
         raise BadArgument(
             "the optimizer has parameters that are not the model's, and only the model is sharded",
             fix="make them parameters of the model, or use parallel='ddp'",
+        )
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Raise for parameters without shapes, which ranks can neither share nor shard."""
+    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
+        raise BadArgument(
+            f"{shorten(lazy, 3)} have no shapes yet, so that ranks cannot have the same weights",
+            fix="run one batch through the model before it is handed to the Loop",
         )
 
 
@@ -87,14 +92,7 @@ def local_shard(tensor: Any) -> Tensor:
 
 def whole(tree: Any) -> Any:
     """A state_dict with its shards gathered on the host; a collective call."""
-    if isinstance(tree, Tensor):
-        return _gathered(tree) if hasattr(tree, "full_tensor") else tree
-    if isinstance(tree, Mapping):
-        gathered = {key: whole(value) for key, value in tree.items()}
-        return gathered if any(gathered[key] is not tree[key] for key in tree) else tree
-    if isinstance(tree, list | tuple):
-        return type(tree)(map(whole, tree)) if type(tree) in (list, tuple) else tree
-    return tree
+    return map_tensors(tree, lambda tensor: _gathered(tensor) if hasattr(tensor, "full_tensor") else tensor)
 
 
 def _gathered(shard: Any) -> Tensor:

@@ -9,7 +9,7 @@ from hotloop.memory.fragmentation import Fragmented
 from hotloop.objective.objectives import Criterion, Objective, as_objective, averages
 from hotloop.objective.weighing import Weighing
 from hotloop.plan import Plan, Split
-from hotloop.step.eager import Counts, EagerStep, total
+from hotloop.step.eager import Counts, EagerStep, Parts, total
 from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.step.trained_objectives import TrainedObjective
 
@@ -23,27 +23,28 @@ class Backward:
         self._trained = TrainedObjective("loss", objective, (), self._modules)
         self._weighing = Weighing(split, sums=not averages(criterion))
         self._weighing.calls.roots = lambda: {"model": model, "objective": objective}
-        self._memory: OutOfMemory | None = None
+        self._memory = OutOfMemory(self._modules, torch.device("cpu"))  # of the model's device, from its first batch on
+        self._retry: OomRetry[Parts] | None = None
 
     @property
     def micro_batch(self) -> int | None:
         """The present size of micro-batches; None for whole batches."""
-        return None if self._memory is None else self._memory.portion.limit
+        return self._memory.portion.limit
 
     @property
     def failures(self) -> int:
         """How often memory ran out so far."""
-        return 0 if self._memory is None else self._memory.portion.failures
+        return self._memory.portion.failures
 
     @property
     def fragmented(self) -> Fragmented | None:
         """How fragmented memory was when expandable segments were turned on; None where they were not."""
-        return None if self._memory is None else self._memory.mended
+        return self._memory.mended
 
     def __call__(self, batch: Any) -> Tensor:
         """Accumulate the gradient of the whole batch; returns its loss, detached."""
         device = next((p.device for p in self._trained.parameters), torch.device("cpu"))
-        if self._memory is None or self._memory.device != device:  # the model has moved
+        if self._retry is None or self._memory.device != device:  # the model has moved
             self._memory = OutOfMemory(self._modules, device)
             plan = Plan(str(device), split=self._split)
             step = EagerStep(

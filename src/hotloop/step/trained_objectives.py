@@ -118,15 +118,11 @@ def _check(optimizers: tuple[Optimizer, ...]) -> None:
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether an optimizer computes the loss itself, several times in a step, as LBFGS does."""
-    arguments = _arguments_of_step(optimizer)
-    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in arguments)
-
-
-def _arguments_of_step(optimizer: Optimizer) -> list[inspect.Parameter]:
     try:  # of the class: a scheduler wraps the step of the object
-        return list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+        _, *arguments = inspect.signature(type(optimizer).step).parameters.values()
     except (TypeError, ValueError):  # one that is not written in Python
-        return []
+        return False
+    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in arguments)
 
 
 def tell_of_weights_without_optimizer(model: nn.Module, trained: TrainedObjective) -> None:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.levers import repeated_blocks, uncaptured
+from hotloop.levers import uncaptured
 from hotloop.levers.applied import AppliedPlan
+from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.objective.objectives import Objective
 from hotloop.objective.weighing import LATER, Weighing
 from hotloop.plan import Plan
-from hotloop.step.captured import Call, CapturedStep
+from hotloop.step.captured import Call, CapturedStep, called_inside
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
 from hotloop.step.inspection import Inspection, host_noted
@@ -94,17 +95,16 @@ class TrainingStep:
 
     def _compose(self) -> None:
         """From the inside: eager steps, the switches of levers, OOM retry, objectives that alternate, CUDA graphs."""
-        calls: list[Call] = [*self.eagers]
+        calls: Sequence[EagerStep | Switched] = self.eagers
         if self.levers.acts_on_steps:
             calls = [Switched(eager, self.levers) for eager in self.eagers]
         for retry, call in zip(self._retries, calls, strict=False):
             retry.call = call
-        steps: list[Callable[[Any], Parts]] = [*self._retries] or [Whole(call) for call in calls]
+        steps: Sequence[Callable[[Any], Parts]] = self._retries or calls
         self._alternating.steps = steps
         self.run = steps[0] if len(steps) == 1 else self._alternating
-        if self.captured is not None:
-            self.captured.forget()
-            self.captured = None
+        self.forget_captures()
+        self.captured = None
         if self.plan.graph:
             self.run = self.captured = CapturedStep(
                 self.model,
@@ -191,7 +191,9 @@ class TrainingStep:
             alone = len(self.objectives) == 1
             eager = EagerStep(self.model, each, plan, self.weighing, Counts(), is_alone=alone, updates=False)
             objective: Objective = self.compiled.get(each.name, each.objective)
-            eager.objective = objective if seen is None else partial(_noted, seen, self.device, objective)
+            if seen is not None:
+                objective = partial(called_inside, partial(host_noted, self.device, seen), objective)
+            eager.objective = objective
             try:
                 parts |= Switched(eager, self.levers)(batch, size)
                 found += [p.grad for p in each.parameters]
@@ -200,17 +202,19 @@ class TrainingStep:
                 held.restore()
         return parts, found
 
-    def can_go_on_as(self, plan: Plan) -> bool:
-        """Whether a plan differs from this one only in its data, or in how many steps a CUDA graph has."""
+    def goes_on_as(self, plan: Plan) -> bool:
+        """Keep captures under a plan that differs only in its data, or in how many steps a CUDA graph has.
+
+        The inspection of one step holds for several in a graph. Returns whether the plan is such a one.
+        """
         several = self.plan.graph and plan.graph > 1
         same = replace(plan, stream=self.plan.stream, pinned=self.plan.pinned, workers=self.plan.workers)
-        return self.plan == (replace(same, graph=self.plan.graph) if several else same)
-
-    def go_on_as(self, plan: Plan) -> None:
-        """Switch to such a plan and keep captures; the inspection of one step holds for several in a graph."""
+        if self.plan != (replace(same, graph=self.plan.graph) if several else same):
+            return False
         self.plan = self.levers.plan = plan
         if self.captured is not None:
             self.captured.plan = plan
+        return True
 
     def forget_captures(self) -> None:
         """Drop CUDA graphs and their memory; the next steps capture them again."""
@@ -272,11 +276,6 @@ class TrainingStep:
                 eager.across.load_state_dict(agreed)
 
 
-def _noted(seen: Inspection, device: torch.device, objective: Objective, model: nn.Module, batch: Any) -> Any:
-    with host_noted(device, seen):
-        return objective(model, batch)
-
-
 class Switched:
     """An eager step inside PyTorch's flags and with the memory format of the plan."""
 
@@ -286,16 +285,6 @@ class Switched:
     def __call__(self, batch: Any, size: int | None = None) -> Parts:
         with self._levers.around():
             return self._step(self._levers.inputs(batch), size)
-
-
-class Whole:
-    """An eager step on whole batches, without OOM retry."""
-
-    def __init__(self, step: Call) -> None:
-        self._step = step
-
-    def __call__(self, batch: Any) -> Parts:
-        return self._step(batch, None)
 
 
 class Alternating:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate, default_convert
 
 from hotloop._torch import (
     BUFFERS,
@@ -32,20 +32,21 @@ from hotloop._torch import (
     gradient_hooks,
     parameters_of,
 )
+from hotloop.checkpoint.damage import unusable
 from hotloop.checkpoint.tree import pack
 from hotloop.data.loader_rng import is_stateful
 from hotloop.errors import BadArgument
 from hotloop.printing.text import shorten
 from hotloop.training.claims import (
+    CHANGES,
     check_module,
     check_sharing,
     check_tensors,
     generator,
     require,
     shapes_of,
-    unusable,
 )
-from hotloop.training.schedule import functions_in
+from hotloop.training.schedulers import functions_in
 from hotloop.values.attributes import (
     HOOKS_INSTALLED,
     LITTLE,
@@ -146,9 +147,10 @@ class Changes:
         """Note the state at the end of a part of the run: later differences were made by the person."""
         self._left = self._marked(), _requires_grad(self._modules)
 
-    def check(self, state: dict[str, Any]) -> None:
-        """Raise for a state that is not of this run, before anything has changed."""
-        saved = state.get("given", {})
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise for a state that is damaged or not of this run, before anything has changed."""
+        require(CHANGES, state, "python_state")
+        saved = state["given"]
         missing = sorted(saved.keys() - self._given.keys())
         if missing:
             raise BadArgument(
@@ -161,12 +163,12 @@ class Changes:
                 check_tensors(name, shapes_of(thing.state_dict()), saved[name])
         if len(state["schedulers"]) != len(self._schedulers):
             raise unusable("changes.schedulers are not as many as the schedulers")
-        for key, kinds in state.get("devices", {}).items():
+        for key, kinds in state["devices"].items():
             if key not in state["attributes"] or len(kinds) != len(devices_of(state["attributes"][key])):
                 raise unusable(f"changes.devices{list(key)} are not those of its tensors")
         check_sharing(list(state["attributes"].values()), "changes.attributes")
 
-    def load_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
+    def load_attributes(self, state: Mapping[str, Any], device: torch.device) -> list[str]:
         """Set the changed attributes and `requires_grad`; returns the names that could not be set."""
         self._undo()
         self._known = {*state["attributes"], *state["learns"]}
@@ -176,7 +178,7 @@ class Changes:
                 parameter.requires_grad_(state["learns"][key])
         return missing
 
-    def restore_settings(self, state: dict[str, Any], undo: ExitStack) -> None:
+    def restore_settings(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         """Give schedulers, which have loaded a whole state, their settings from the script again."""
         undo.callback(setattr, self, "_known_steps", self._known_steps)
         self._known_steps = [set(names) for names in state["schedulers"]]
@@ -184,10 +186,10 @@ class Changes:
             kept = scheduler.state_dict().keys() & settings.keys() - changed - set(_MADE)
             vars(scheduler).update({name: settings[name] for name in kept})
 
-    def load_stateful(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
+    def load_stateful(self, state: Mapping[str, Any], undo: ExitStack) -> list[str]:
         """Call `load_state_dict` of every object that has one; returns the names found on one side only."""
         now = {**self._found(), **self._given}
-        saved = {**state.get("found", {}), **state.get("given", {})}
+        saved = {**state["found"], **state["given"]}
         try:
             for name in now.keys() & saved.keys():
                 undo.callback(now[name].load_state_dict, copy.deepcopy(now[name].state_dict()))
@@ -276,7 +278,7 @@ class Changes:
     def _marked(self) -> dict[Key, ValueSnapshot]:
         return {key: ValueSnapshot(parts) for key, _, parts in self._attributes()}
 
-    def _load_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
+    def _load_attributes(self, state: Mapping[str, Any], device: torch.device) -> list[str]:
         owners = {(root, path): owner for root, path, owner, _ in self._owners()}
         names, restoring, missing = dict(enumerate(["model"])), Restoring(), []
         stored = self._stored()
@@ -288,13 +290,13 @@ class Changes:
             if not is_plain or not may_become(owner, name, saved, stored):
                 missing.append(".".join(filter(None, (str(names.get(root, root)), path, name))))
                 continue
-            was = state.get("devices", {}).get(key)
+            was = state["devices"].get(key)
             value = saved
             if isinstance(saved, Tensor):
                 value = saved.to(getattr(now, "device", device))
             elif was:
                 host = torch.device("cpu")
-                value = moved(saved, (device if kind == state.get("device") else host for kind in was))
+                value = moved(saved, (device if kind == state["device"] else host for kind in was))
             restoring.put(vars(owner), name, value)
         return missing
 
@@ -303,11 +305,11 @@ class Changes:
         kinds = {kind for _, _, owner, _ in self._owners() for kind in type(owner).__mro__}
         return stored_by(kinds - {nn.Module, object}, self._reached(self._roots(data=True)).codes)
 
-    def load_generators(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
+    def load_generators(self, state: Mapping[str, Any], undo: ExitStack) -> list[str]:
         """Set the states of reachable generators; returns the paths of those not found."""
         self.search()
         found, missing = self._generators, []
-        for path, (kind, taken) in state.get("generators", {}).items():
+        for path, (kind, taken) in state["generators"].items():
             if path in found and type(found[path]).__name__ == kind:
                 rng = Rng.of(found[path])
                 now = rng.get_state()
@@ -468,3 +470,13 @@ def owner_of(thing: Any) -> Any:
         else:
             break
     return thing
+
+
+def makers_of(loader: object, prefix: str = "") -> dict[str, object]:
+    """The dataset and collate_fn of a loader, where they run in this process."""
+    if not isinstance(loader, DataLoader) or loader.num_workers:
+        return {}
+    makers: dict[str, object] = {f"{prefix}dataset": loader.dataset}
+    if loader.collate_fn not in (default_collate, default_convert):
+        makers[f"{prefix}collate_fn"] = loader.collate_fn
+    return makers

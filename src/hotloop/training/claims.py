@@ -17,14 +17,13 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop._torch import metadata_of
-from hotloop.checkpoint.damage import DamagedCheckpoint
+from hotloop.checkpoint.damage import unusable
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.levers.flags import FLAGS
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan, Tuning
-from hotloop.printing.text import printable, shorten
+from hotloop.printing.text import shorten
 from hotloop.records import Record
-from hotloop.training.epoch_columns import is_history
 
 Check = Callable[[Any], str | None]  # where a value is not what it should be, such as ".epochs[0]"; None: it is
 _MOST = 1 << 62  # of a count
@@ -32,13 +31,6 @@ _SPARE = 1 << 20  # bytes that a state may take besides those that the file hold
 _SHAPE = (2, 3, 4, 5, 6, 7, 8)  # of a parameter, as far as it has dimensions
 UNSHAPED = "not shaped yet"
 _STATES = 624  # numbers in the state of NumPy's MT19937, which does not check where in them it is told to be
-
-
-def unusable(what: str) -> DamagedCheckpoint:
-    return DamagedCheckpoint(
-        f"the checkpoint cannot be used: {printable(what[:300])}",
-        fix="use another checkpoint of this run, or choose another folder for a new one; nothing was changed",
-    )
 
 
 def require(check: Check, value: Any, name: str) -> None:
@@ -126,7 +118,7 @@ def table(key: Check, item: Check) -> Check:
     return check_all
 
 
-def fields(may_lack: Sequence[str] = (), **checks: Check) -> Check:
+def fields(may_lack: Sequence[str] = (), /, **checks: Check) -> Check:
     """A dict with these names, and perhaps unknown ones."""
 
     def check_all(value: Any) -> str | None:
@@ -365,39 +357,6 @@ def check_sharing(state: Any, name: str) -> None:
         raise unusable(f"{name} names the same tensors again and again")
 
 
-EPOCH = fields(
-    ("train_metrics",),
-    number=positive,
-    loss=number,
-    items=count,
-    seconds=seconds,
-    losses=table(text, number),
-    metrics=table(text, number),
-    train_metrics=table(text, number),
-)
-
-
-def _epochs(value: Any) -> str | None:
-    """Columns, or a list of records as in checkpoints of before."""
-    return None if is_history(value) else each(EPOCH)(value)
-
-
-RUN = fields(
-    ("lost", "plans"),
-    first=count,
-    consumed=optional(count),
-    epochs=_epochs,
-    started=text,
-    so_far=fields(seconds=seconds, tuning=seconds, saving=seconds, peak_memory=count),
-    epoch_seconds=seconds,
-    unevaluated=optional(EPOCH),
-    resumed=count,
-    before=each(count, 4),
-    draws=optional(table(text, anything)),
-    lost=each(text),
-    plans=each(fields(step=count, batch=count, plan=record(Plan), why=text)),
-)
-RANKS = fields(size=positive, batch=optional(count), random=each(each(anything, 2)))
 _WATCH = fields(
     names=each(text),
     batches=count,
@@ -421,20 +380,8 @@ def _watch(value: Any) -> str | None:
     return None if len(value["totals"]) == losses or (sums is not None or not seen) else ".totals"
 
 
-_LEARNT = {
-    "limit": optional(positive),
-    "failures": count,
-    "cuts": count,
-    "_room_at_failure": optional(count),
-    "_room_at_try": count,
-    "_good": optional(positive),
-    "_passes": count,
-    "_largest": count,
-    "_patience": positive,
-}
 _AGREEMENT = fields(ranks=positive, windows=count, unit=unit, ratio=optional(seconds), on_device=flag, is_sum=flag)
 LOOP = fields(
-    ("considered",),
     others=each(anything),
     loose=each(tensor),
     buffers=each(table(text, optional(tensor))),
@@ -443,7 +390,7 @@ LOOP = fields(
     schedulers=each(anything),
     kinds=each(text),
     update=fields(
-        ("windows", "losses", "across"),
+        ("windows", "losses"),
         steps=count,
         skipped=count,
         scalers=table(text, table(text, seconds)),
@@ -451,7 +398,17 @@ LOOP = fields(
         windows=count,
         losses=table(text, tensor),
     ),
-    portion=fields(tuple(_LEARNT), **_LEARNT),
+    portion=fields(
+        limit=optional(positive),
+        failures=count,
+        cuts=count,
+        _room_at_failure=optional(count),
+        _room_at_try=count,
+        _good=optional(positive),
+        _passes=count,
+        _largest=count,
+        _patience=positive,
+    ),
     watch=_watch,
     random=table(text, anything),
     epoch=count,
@@ -460,7 +417,6 @@ LOOP = fields(
     considered=optional(count),
 )
 CHANGES = fields(
-    ("given", "found", "generators", "devices", "device"),
     attributes=table(_key, anything),
     devices=table(_key, each(text)),
     device=text,

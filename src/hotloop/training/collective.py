@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import DistStoreError
 
-from hotloop.checkpoint.tree import pack, unpack
+from hotloop.checkpoint.tree import pack
 from hotloop.data.samplers import generators_of
 from hotloop.data.sharing import is_even, is_filler, shared
 from hotloop.data.streams import Stream
@@ -26,6 +26,7 @@ from hotloop.step.data_parallel import SpreadModel
 from hotloop.step.training import TrainingStep
 from hotloop.training.alike import checksum, how_apart
 from hotloop.training.rank_file import RankFile
+from hotloop.values.rng import RngStates
 
 POLL = 0.02  # seconds
 SAME = (
@@ -224,15 +225,13 @@ class Collective:
             warnings.warn(words, PlanWarning, stacklevel=4)
         return told[: len(numbers)]
 
-    def state(self, loop: dict[str, Any], loader: Any) -> dict[str, Any]:
-        """The rng states of all ranks for a checkpoint; the sums in `loop`, this rank's state, become those of all."""
-        batch = self.global_batch(loader)
+    def random_of_all(self) -> list[Any]:
+        """The rng states of all ranks as plain data, for a checkpoint; a single process saves none besides its own."""
         if self.ranks is None:
-            return {"size": 1, "batch": batch, "random": []}
-        loop["watch"] = self._watch_of_all(loop["watch"])
-        tensors, data = pack(loop["random"])
+            return []
+        tensors, data = pack(RngStates(self.ranks.device).state_dict())
         plain = {name: [str(t.dtype).removeprefix("torch."), t.tolist()] for name, t in tensors.items()}
-        return {"size": self.size, "batch": batch, "random": self.ranks.gather([plain, data])}
+        return list(self.ranks.gather([plain, data]))
 
     def words(self, model: nn.Module, plan: Plan, loader: Any) -> str | None:
         """A line on how ranks, or the GPUs of a process, train together; None for a single one."""
@@ -261,8 +260,10 @@ class Collective:
         size = getattr(loader, "batch_size", None)
         return size * self.size if isinstance(size, int) else None
 
-    def _watch_of_all(self, watch: dict[str, Any]) -> dict[str, Any]:
-        assert self.ranks is not None
+    def watch_of_all(self, watch: dict[str, Any]) -> dict[str, Any]:
+        """The state of a `Watch` with the sums of all ranks in place of this one's."""
+        if self.ranks is None:
+            return watch
         sums = None if watch["sums"] is None else watch["sums"].tolist()
         own = [float(watch["items"]), *watch["totals"], *(sums or [])]
         items, *rest = self._total(own)
@@ -270,31 +271,10 @@ class Collective:
         added = None if sums is None else torch.tensor(rest[len(totals) :], dtype=watch["sums"].dtype)
         return {**watch, "items": int(items), "totals": totals, "sums": added}
 
-    def adapt_checkpoint(self, tree: dict[str, Any], loader: Any) -> str | None:
-        """Edit a checkpoint for this rank: its own rng states where the number of ranks is the same.
-
-        Returns the reason where batches will differ from those of an uninterrupted run.
-        """
-        loop, ranks, reason = tree["loop"], tree.get("ranks", {"size": 1, "batch": None, "random": []}), None
-        if ranks["size"] != self.size:
-            now = self.global_batch(loader)
-            if now != ranks["batch"]:
-                reason = (
-                    f"a step had {ranks['batch']} items on {plural(ranks['size'], 'rank')} and has {now} on {self.size}"
-                )
-        if ranks["size"] != self.size or not self.is_first:
-            tree["position"] = {**tree["position"], "last": None}  # the items of the first rank of then
-        if self.ranks is None:
-            return reason
-        if ranks["size"] == self.size and ranks["random"]:  # a process without a group has saved none besides its own
-            plain, data = ranks["random"][self.ranks.rank]
-            tensors = {name: torch.tensor(values, dtype=getattr(torch, kind)) for name, (kind, values) in plain.items()}
-            loop["random"] = unpack(tensors, data)
-        if not self.is_first:  # which holds the sums of all
-            watch = loop["watch"]
-            nothing = None if watch["sums"] is None else torch.zeros_like(watch["sums"])
-            loop["watch"] = {**watch, "items": 0, "totals": [0.0 for _ in watch["totals"]], "sums": nothing}
-        return reason
+    def nothing_seen(self, watch: dict[str, Any]) -> dict[str, Any]:
+        """The state of a `Watch` without sums, for ranks other than the first, which has those of all."""
+        nothing = None if watch["sums"] is None else torch.zeros_like(watch["sums"])
+        return {**watch, "items": 0, "totals": [0.0 for _ in watch["totals"]], "sums": nothing}
 
 
 def _pace(step: TrainingStep) -> tuple[float, float] | None:

@@ -18,9 +18,7 @@ from hotloop.device import Choice
 from hotloop.errors import MemoryWarning, PlanWarning
 from hotloop.evaluation import Evaluation
 from hotloop.levers.applied import displace_plans
-from hotloop.memory.budget import bytes_of
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
-from hotloop.memory.usage import usage
 from hotloop.objective.objectives import Criterion, Objective
 from hotloop.plan import Plan
 from hotloop.ranks.group import Ranks
@@ -38,7 +36,7 @@ from hotloop.training.changes import Changes
 from hotloop.training.collective import Collective
 from hotloop.training.messages import advice_on_loss, memory_words
 from hotloop.training.modes import OptimizerModes
-from hotloop.training.schedule import Schedule
+from hotloop.training.schedulers import Schedule
 from hotloop.training.watch import Watch
 from hotloop.tune.subject import Subject
 from hotloop.tune.tuner import Ahead, Tuner
@@ -48,7 +46,6 @@ from hotloop.values.snapshot import PassSnapshot
 
 if TYPE_CHECKING:
     from hotloop.step.across import AcrossRanks
-    from hotloop.training.budgeting import Budgeting
 
 UNTIMED = 8  # first steps of a loop by hand, of which nothing is timed: many a script has no more
 Transform = Callable[[Any], Any]
@@ -59,6 +56,8 @@ class Core:
     """The parts of a loop. `Loop` is its face, `Fit` runs it for some epochs, a checkpoint holds its state."""
 
     step: TrainingStep  # what is carried out
+    tuner: Tuner
+    watch: Watch
 
     def __init__(
         self,
@@ -87,10 +86,6 @@ class Core:
         advice, single = advice_on_loss(begin), len(self.objectives) == 1
         self.watch = Watch(self.device, single=single, advice=advice, heard=self.tuner.heard)
         self.stretches = Stretches()
-        self.budgeting: Budgeting | None = None  # how the blocks were chosen whose activations are checkpointed
-        self.budget_is_open = begin.memory_budget is not None and not begin.recompute
-        if begin.memory_budget is not None:
-            bytes_of(begin.memory_budget, usage(self.device).total)  # refused now, not in the first step
         self.memory = OutOfMemory(
             subject.modules,
             self.device,
@@ -236,8 +231,8 @@ class Core:
 
     def _transformed(self, transform: Transform, batch: Any) -> Any:
         """Transform a batch; where memory runs out, again after memory was freed."""
-        if self.tuner.watches:
-            return self.tuner.watch({"device_transform": transform}, partial(transform, batch))
+        if self.tuner.first.left:
+            return self.tuner.first.watch({"device_transform": transform}, partial(transform, batch))
         if self._transforming is None or self._transforming[0] is not transform:
             held = look({"device_transform": transform}).generators
             self._transforming = (transform, PassSnapshot([], self.device, held))
@@ -383,8 +378,7 @@ class Core:
         self.by_hand = False
         if plan == self.step.plan and compiled is None:
             return
-        if self.step.can_go_on_as(plan):
-            self.step.go_on_as(plan)
+        if self.step.goes_on_as(plan):
             self.journal(why)
         else:
             self.exchange(self.step_for(plan, compiled), why)
@@ -457,19 +451,6 @@ class Core:
         finally:
             self.step.forget_captures()
             self.subject.exchange(None, self.step)
-
-    def keep_to_budget(self, batch: Any) -> None:
-        """Before the first step: choose the blocks to checkpoint for the memory budget."""
-        from hotloop.training.budgeting import budgeted
-
-        self.budget_is_open = False
-        with self.unplanned():
-            plan, self.budgeting = budgeted(self.subject, self.step.plan, batch)
-        self.subject = replace(self.subject, plan=replace(self.subject.plan, recompute=plan.recompute))
-        self.tuner.subject = self.subject
-        self.exchange(self.step_for(plan), "the budget of memory")
-        if self.budgeting.missing:
-            warnings.warn(str(self.budgeting), MemoryWarning, stacklevel=3)
 
     # What is noted and told
 

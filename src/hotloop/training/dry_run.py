@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hotloop.checkpoint.reader import load
 from hotloop.checkpoint.store import Store
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_readable_again, twin
@@ -28,9 +29,9 @@ from hotloop.records import Epoch
 from hotloop.step.eager import total
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
+from hotloop.training.callbacks import EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.core import Core, Transform
-from hotloop.training.hooks import EpochRecord, RunHooks, StepRecord, asks_to_stop
-from hotloop.training.progress import Display, telling
+from hotloop.training.display import Display, telling
 from hotloop.training.undone_steps import undone
 
 if TYPE_CHECKING:
@@ -157,8 +158,7 @@ class DryRun:
         if self.folder is None:
             return
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".dry-run-") as folder:
-            store = Store(folder)
-            store.load(store.save(0, self.loop.state_dict()))
+            load(Store(folder).save(0, self.loop.state_dict()))
 
     @contextmanager
     def _first(self, loader: Iterable[Any], count: int, transform: Transform | None = None) -> Iterator[Iterator[Any]]:

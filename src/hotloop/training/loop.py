@@ -1,6 +1,7 @@
 """`Loop`: the training loop a person would write by hand, on the right device, fast and hard to kill."""
 
 import math
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,6 +18,7 @@ from hotloop.data.origin import check_loader, check_readable_again, nothing_came
 from hotloop.device import Choice
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.evaluation import Metrics, check_metrics
+from hotloop.levers import levers_of
 from hotloop.memory.oom import surely
 from hotloop.objective.batch_errors import TORCH_ERRORS, explanation
 from hotloop.objective.objectives import Criterion, Objective, Predict, as_objective, averages
@@ -32,16 +34,16 @@ from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.trained_objectives import Optimizers, TrainedObjective, objectives_of
 from hotloop.step.training import TrainingStep
 from hotloop.training.alike import facts_of_run
+from hotloop.training.callbacks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
 from hotloop.training.core import Core, Transform, modules_of
-from hotloop.training.fit import Fit
-from hotloop.training.gradients import GradientNorms
-from hotloop.training.hooks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
+from hotloop.training.display import telling
 from hotloop.training.intervals import seconds_in
-from hotloop.training.journal import Journal
+from hotloop.training.kernel import RunState, train
 from hotloop.training.messages import check_that_it_can_learn, refuse_unknown
-from hotloop.training.progress import telling
+from hotloop.training.part import FitArguments, Parts
+from hotloop.training.parts import parts_of_run, refuse_unserved
 from hotloop.training.run_files import write_report, write_run
-from hotloop.training.schedule import Every, Schedule, Schedulers
+from hotloop.training.schedulers import Every, Schedule, Schedulers
 from hotloop.training.scores import Scored
 from hotloop.training.state import checked_stateful, load_state, state_of, weights_of
 from hotloop.tune.plans import ASKED, plan_of
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from hotloop.memory.fragmentation import Fragmented
     from hotloop.monitor.logs import Logged
     from hotloop.profiling.profile_record import Profile
-    from hotloop.training.budgeting import Budgeting
     from hotloop.training.largest import Largest
     from hotloop.training.saving import Saver
     from hotloop.training.undone_steps import Memory
@@ -226,11 +227,6 @@ class Loop:
         return self._core.memory.mended or self._core.evaluation.memory.mended
 
     @property
-    def budgeting(self) -> "Budgeting | None":
-        """How a budget of memory is kept; None where the plan has none."""
-        return self._core.budgeting
-
-    @property
     def tuning(self) -> Tuning | None:
         """How the plan was found; None where none was looked for."""
         return self._core.tuner.tuning
@@ -272,13 +268,11 @@ class Loop:
             batch = surely(partial(move, batch, core.device), core.device)
         if core.step.levers.is_displaced:
             core.hold()
-        if core.budget_is_open:
-            core.keep_to_budget(batch)
         if is_by_hand:
             core.before_step_by_hand(batch)
-        if core.tuner.watches:
+        if core.tuner.first.left:
             with core.giving(batch):
-                return core.tuner.watch_step(partial(Loop.step, self, batch))  # that of a subclass is under way
+                return core.tuner.first.watch_step(partial(Loop.step, self, batch))  # that of a subclass is under way
         step = core.step
         try:
             parts = step.run(batch)
@@ -406,7 +400,7 @@ class Loop:
 
         With `monitor` the device is looked at twice a second, and the report tells what the run asked of it:
         utilisation, memory, energy, throttling. `log` takes these, the losses and the learning rate as they come:
-        "tensorboard", "wandb", "mlflow", "csv", a path that ends in `.csv` or `.jsonl`, a `Log` of your own, or a list
+        "tensorboard", "wandb", "mlflow", a path that ends in `.jsonl`, a `Log` of your own, or a list
         of these.
 
         `on_step` and `on_epoch` are called with a small record after each of them, and may return "stop"; nothing waits
@@ -423,6 +417,9 @@ class Loop:
         check_loader(loader)
         self._check(epochs, validate, metrics, device_transform, resume and save is None, unknown)
         limit = None if time_limit is None else seconds_in(time_limit)
+        arguments = {name for name, value in asked.items() if value not in (None, False)}
+        arguments |= {"train_metrics"} if self._scored is not None else set()
+        refuse_unserved(arguments)
         self._core.step.drop_window()  # that a run left which failed in the middle of one
         together = self._core.together
         loader, validate = (
@@ -443,31 +440,45 @@ class Loop:
 
                 folder = None if saver is None else saver.folder
                 try_run(DryRun(self, self._core, dry_run, *given, metrics, scored, hooks, folder, log), progress)
-            norms = GradientNorms(self._core)
-            journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log, lr=self._lr, norms=norms)
-            fit = Fit(self, self._core, journal, saver, limit, *given, scored, hooks, self._scored)
+            run = RunState(self, self._core, epochs, length)
+            shown = (progress, monitor, log)
+            parts = parts_of_run(
+                run, FitArguments(*given, metrics, scored, hooks, self._scored, saver, limit, *shown), arguments
+            )
             self._core.is_one_by_one = bool(hooks.on_step)
-            check = partial(self._check_length, fit, length, epochs)
+            check = partial(self._check_length, run)
             self._core.tuner.begin()
             try:
                 if saver is not None and saver.found is not None:
-                    with telling("restoring the checkpoint", progress) as tell:
-                        fit.load_state_dict(saver.found.tree, tell, check)
+                    with telling("restoring the checkpoint", progress) as run.say:
+                        parts.load(saver.found.tree, check)
                 check()
-                done = 0 if length is None else fit.first * length + fit.consumed
+                done = 0 if length is None else run.epoch * length + run.batches
                 self._core.expected = None if length is None else self._core.watch.batches + epochs * length - done
-                epoch = partial(self._core.work, loader, device_transform)
                 if saver is not None and together.is_first:
                     resumed = saver.found is not None
                     write_run(saver.folder, asked, self.plan, self.choice, ranks=together.size, resumed=resumed)
-                report = fit.run(epoch, length, epochs, metrics, progress)
+                train(run, parts, partial(self._core.work, loader, device_transform))
+                report = self._report(parts)
                 if saver is not None and together.is_first:
                     write_report(saver.folder, report, type(self.model).__name__)
                 return report
             finally:
                 self._core.expected = None
-                self._core.rest()
-                fit.close()
+                parts.close()
+
+    def _report(self, parts: Parts) -> Report:
+        return Report(
+            device=str(self.device),
+            device_name=self.choice.name,
+            reason=self.choice.reason,
+            precision=self.plan.precision,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
+            levers=(*levers_of(self.plan), *(["expandable segments"] if self.fragmented else [])),
+            micro_batch=self.plan.micro_batch,
+            **parts.report(),
+        )
 
     def _saver(self, folder: str | Path, every: str | float, keep: int, resume: bool, goal: str) -> "Saver":
         from hotloop.training.saving import OtherRankSaver, Saver
@@ -475,9 +486,6 @@ class Loop:
         together = self._core.together
         kind, team = Saver if together.is_first else OtherRankSaver, team_of(self.model, together.ranks)
         return kind(folder, every, keep=keep, resume=resume, team=team, goal=goal)
-
-    def _lr(self) -> object:
-        return self.optimizers[0].param_groups[0]["lr"]
 
     def _hooks(
         self,
@@ -530,14 +538,14 @@ class Loop:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         self._core.schedule.check(metrics)
 
-    def _check_length(self, fit: Fit, length: int | None, epochs: int) -> None:
+    def _check_length(self, run: RunState) -> None:
         """Raise for schedulers that end before the run does."""
-        if length is not None:
-            updates = math.ceil(length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
-            left = epochs * updates - fit.first * updates - fit.consumed // self.plan.accumulate
+        if run.length is not None:
+            updates = math.ceil(run.length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
+            left = (run.epochs - run.epoch) * updates - run.batches // self.plan.accumulate
             rarity = {id(o): each.every for each in self._core.objectives for o in each.optimizers}
             size = self._core.together.size
-            self._core.schedule.check_length(lambda o: left // rarity[id(o)], epochs - fit.first, size)
+            self._core.schedule.check_length(lambda o: left // rarity[id(o)], run.epochs - run.epoch, size)
 
     def largest_batch(
         self,
@@ -562,8 +570,8 @@ class Loop:
     def memory(self, batch: Any = None) -> "Memory":
         """What is allocated, reserved and held, by what; with a `batch`, also where the memory of a step goes.
 
-        That step is a real one: its peak by phase and by module, and over time. Everything is restored afterwards. It
-        runs operation by operation, so a compiled step may need less.
+        That step is a real one: what is alive over its time, and its peak. Everything is restored afterwards. It runs
+        operation by operation, so a compiled step may need less.
         """
         from hotloop.training.undone_steps import memory_of
 

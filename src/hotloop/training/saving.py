@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.folders import FolderLock, InUse
-from hotloop.checkpoint.reader import Checkpoint
+from hotloop.checkpoint.reader import Checkpoint, read_checkpoint, read_sums
 from hotloop.checkpoint.shards import Team
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.tree import pack, pack_sharded
@@ -63,6 +63,11 @@ class Saver:
         if self.writer.written is not None:
             return self.writer.written
         return None if self.found is None else self.found.step
+
+    def read_best(self) -> dict[str, Any] | None:
+        """What the best checkpoint holds; None where there is none."""
+        path = self.writer.store.best()
+        return None if path is None else read_checkpoint(path, read_sums(path), self.writer.team).tree
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is due; not before the last one is written."""

@@ -1,7 +1,7 @@
 """The `state_dict` of a loop for checkpoints, and how it is checked and loaded."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,19 +14,15 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hotloop._torch import buffers_of, has_extra_state, mark_stepped, unsaved_buffers_of
-from hotloop.data import Position, Resumption
 from hotloop.data.loader_rng import LoaderRng, is_stateful
-from hotloop.errors import BadArgument, HotloopError
+from hotloop.errors import BadArgument
 from hotloop.levers.flags import FLAGS, told_as_planned
 from hotloop.plan import Plan, Tuning
 from hotloop.printing.text import an, printable, shorten
 from hotloop.step.sharding import optimizer_sharded, sharded, whole
 from hotloop.training.claims import (
     AS_IT_WAS,
-    CHANGES,
     LOOP,
-    RANKS,
-    RUN,
     OptimizerForm,
     check_module,
     check_optimizer,
@@ -39,16 +35,16 @@ from hotloop.training.claims import (
     require,
     shapes_of,
     tells_plainly,
-    unusable,
 )
 from hotloop.training.core import Core
-from hotloop.training.schedule import parts_of_scheduler
+from hotloop.training.part import all_or_nothing
+from hotloop.training.schedulers import parts_of_scheduler
 from hotloop.tune.plans import ASKED, possible
 from hotloop.values.attributes import stored_by
 from hotloop.values.rng import RngStates, with_arrays
 from hotloop.values.snapshot import Snapshot
 
-FORMAT = 2
+FORMAT = 4
 
 
 def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
@@ -134,25 +130,13 @@ def _plain_setting(value: Any) -> Any:
     return float(f"{float(value):.6g}") if is_real(value) and type(value) is not int else value
 
 
-@contextmanager
-def all_or_nothing() -> Iterator[ExitStack]:
-    """A stack whose callbacks run, the last first, only where the block raises; other errors are explained."""
-    with ExitStack() as undo:
-        try:
-            yield undo
-        except HotloopError:
-            raise
-        except Exception as error:
-            raise unusable(f"{type(error).__name__}: {error}") from error
-        undo.pop_all()
-
-
 def load_state(core: Core, state: dict[str, Any]) -> None:
     """Load a state into a core and the objects of `stateful=`; all of it or nothing."""
     with all_or_nothing() as undo:
         if isinstance(random := state.get("random"), Mapping):
             arrays = {name: with_arrays(each) if name == "numpy" else each for name, each in random.items()}
             state = {**state, "random": arrays}
+        check_format(state)
         check(Form.of(core), state)
         stateful, others = core.stateful, state.get("stateful", {})
         if not isinstance(others, Mapping) or others.keys() != stateful.keys():
@@ -273,28 +257,6 @@ def _with_own_settings(optimizer: Optimizer, values: dict[str, Any]) -> dict[str
     return {**values, "param_groups": [{**group, **saved, "params": saved["params"]} for group, saved in pairs]}
 
 
-def load_position(
-    core: Core,
-    loader: Iterable[Any],
-    state: dict[str, Any],
-    position: dict[str, Any],
-    tell: Callable[[str], None],
-    undo: ExitStack,
-) -> Resumption:
-    """Load the progress of a checkpoint and bring the loader to its position; weights and rng states come later."""
-    load_progress(core, state, undo)
-    undo.callback(partial(vars(core).update, stream=core.stream, seen_before=core.seen_before))
-    undo.callback(loader_rng_restorer(loader))
-    core.stream = core.stream_of(loader)
-    where = Position.from_state_dict(position)
-    resumption = core.stream.resume(where, lambda done, every: tell(f"batch {done} of {every}"))
-    core.watch.load_state_dict(state["watch"])
-    if where.consumed is not None:
-        core.epoch -= 1  # it begins once more
-        core.seen_before = state["watch"]
-    return resumption
-
-
 def loader_rng_restorer(loader: object) -> Callable[[], None]:
     """A callable that restores the present rng state of a DataLoader."""
     if not isinstance(loader, DataLoader):
@@ -337,31 +299,17 @@ def handed_to(core: Core, transform: object, makers: Mapping[str, object]) -> di
     return {name: thing for name, thing in things.items() if thing is not None}
 
 
-def position_of(core: Core, consumed: int | None) -> dict[str, Any]:
-    """The position of the loader after `consumed` batches of the epoch; None between two epochs."""
-    assert core.stream is not None
-    return core.stream.position(consumed).state_dict()
-
-
-def check_run(tree: Any) -> None:
-    """Raise for a checkpoint that is not of `Loop.fit`."""
-    parts = {"loop", "changes", "position", "run"}
-    if not isinstance(tree, dict) or not parts <= tree.keys() or not isinstance(tree["loop"], dict):
-        raise BadArgument("the checkpoint is not one of Loop.fit", fix="choose another folder for this run")
-    require(RUN, tree["run"], "run")
-    require(CHANGES, tree["changes"], "changes")
-    if "ranks" in tree:
-        require(RANKS, tree["ranks"], "ranks")
-    Position.from_state_dict(tree["position"])
-
-
-def check(form: Form, state: dict[str, Any], *, tries: bool = True) -> None:
-    """Raise for a state that does not fit what the script builds, or is damaged, before anything has changed."""
+def check_format(state: Mapping[str, Any]) -> None:
+    """Raise for the state of another version."""
     if state.get("format") != FORMAT:
         raise BadArgument(
             f"the checkpoint has format {printable(str(state.get('format'))[:20])}, and this version reads {FORMAT}",
             fix="use the version of hotloop that wrote it",
         )
+
+
+def check(form: Form, state: dict[str, Any], *, tries: bool = True) -> None:
+    """Raise for a state that does not fit what the script builds, or is damaged, before anything has changed."""
     require(LOOP, state, "loop")
     for name, values in (("model", state["model"]), *(("another module", each) for each in state["others"])):
         check_module(name, values)
@@ -400,7 +348,7 @@ def _load_plan(core: Core, state: dict[str, Any]) -> None:
     if torch.device(plan.device).type != core.device.type or not core.plans_itself:
         return
     tuning = None if state["tuning"] is None else Tuning.from_json(state["tuning"])
-    core.tuner.resume(tuning, state.get("considered"))
+    core.tuner.resume(tuning, state["considered"])
     asked = {name: getattr(now, name) for name in ASKED}
     if not core.subject.pinned_precision:
         del asked["precision"]

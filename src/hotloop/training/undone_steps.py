@@ -4,27 +4,27 @@ import copy
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from hotloop.data.loader_rng import is_stateful
 from hotloop.data.samplers import generators_of
 from hotloop.errors import PlanWarning
-from hotloop.memory.tracking import Track, track
 from hotloop.memory.usage import Holdings, Usage, holdings, usage
 from hotloop.plan import Plan
-from hotloop.printing.text import shorten
-from hotloop.profiling.profile_record import Profile
+from hotloop.printing.text import shorten, size
+from hotloop.profiling.operation_log import OperationLog
+from hotloop.profiling.profile_record import CATEGORIES, MemorySample, Profile
 from hotloop.profiling.profiler import Profiler
 from hotloop.records import Record
 from hotloop.step.training import TrainingStep
-from hotloop.training.changes import owner_of
-from hotloop.training.fit import makers_of
+from hotloop.training.changes import makers_of, owner_of
 from hotloop.training.state import loader_rng_restorer
 from hotloop.tune.rehearsal import Rehearsal, rehearsing, written_tensors
 from hotloop.tune.subject import Subject
@@ -39,11 +39,19 @@ class Memory(Record):
 
     usage: Usage  # of the device: allocated, reserved, this process, free
     holdings: Holdings  # of the model and its optimizers: parameters, gradients, optimizer state
-    step: Track | None = None  # a step: its peak by phase and module, and over time; None where none was looked at
+    step: tuple[MemorySample, ...] = ()  # what was alive over a step; empty where none was looked at
+
+    @property
+    def peak(self) -> MemorySample | None:
+        """The highest moment of the step."""
+        return max(self.step, key=lambda sample: sample.total, default=None)
 
     def __str__(self) -> str:
         lines = [str(self.usage), str(self.holdings)]
-        return "\n".join(lines if self.step is None else [*lines, str(self.step)])
+        if (top := self.peak) is not None:
+            held = ", ".join(f"{name} {size(getattr(top, name))}" for name in CATEGORIES)
+            lines.append(f"peak of a step {size(top.total)} in {top.phase or 'its beginning'} ({held})")
+        return "\n".join(lines)
 
 
 @contextmanager
@@ -112,9 +120,13 @@ def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
     plain = replace(plan, compile="off", graph=0, channels_last=False, stream="direct", accumulate=1)
     with undone(subject, {}, batch=batch) as rehearsal, rehearsal.step(plain) as step:
         step(batch)  # in which the optimizers allocate what they keep
-        with track(subject.model, subject.device) as seen:
+        log = OperationLog(subject.device, lambda: subject.optimizers)
+        with ExitStack() as undo:
+            undo.callback(register_optimizer_step_pre_hook(log.begin_update).remove)
+            undo.callback(register_optimizer_step_post_hook(log.end_update).remove)
+            undo.enter_context(log.looking())
             step(batch)  # which is looked at operation by operation
-        return Memory(now, held, seen.record())
+        return Memory(now, held, log.memory.samples())
 
 
 def profile_of(

@@ -104,7 +104,7 @@ def _of_run(folder: Path, which: str) -> Mapping[str, Any]:
     else:
         store = Store(folder)
         best = store.best() if which == "best" else None
-        found = store.load_latest() if best is None else store.load(best)
+        found = store.load_latest() if best is None else load(best)
         if found is None:
             raise BadArgument(
                 f"{printable(str(folder))} holds no checkpoint",

@@ -7,8 +7,6 @@ compute the same, such as compiled code, is compared with the eager step under t
 
 import math
 import re
-import statistics
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from hotloop._torch import compiler_error
+from hotloop.levers import Lever, added_levers, without
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.objective.objectives import HALF_PRECISIONS
 from hotloop.plan import Plan
+from hotloop.printing.text import error_in_a_line
 from hotloop.step.arithmetic import Work
 from hotloop.step.inspection import Inspection
 from hotloop.step.retry import OutOfMemory
@@ -44,8 +44,6 @@ SMALL_SAMPLE = 4.0  # for a parameter of n numbers the bound is 1 + SMALL_SAMPLE
 DIGITS = {"fp32": 24, "bf16": 8, "fp16": 11}  # binary ones of a number
 TF32_DIGITS = 11
 LENGTH_TOLERANCE = 1.25  # times that the norm of the gradient may be larger or smaller
-JUMP, IN_A_ROW = 10.0, 3  # times their median that losses are, and how many of them, when they have jumped
-LEAST, KEPT, NEW = 20, 100, 10  # losses that make a median, that it is of at most, after which it is made anew
 _DROPS = re.compile(r"drop", re.IGNORECASE)
 
 Found = tuple[dict[str, Tensor], Sequence[Tensor | None]]  # named losses, and the gradient of each weight
@@ -94,22 +92,9 @@ class Departure:
             return f"the loss is {self.loss:.1%} from that of fp32; {away:.1%} is allowed"
         return None
 
-    def has_jumped_too(self, sign: "Sign") -> bool:
-        """Whether the norm of the fp32 gradient has jumped too, so that the plan is not the cause."""
-        return sign.usual is not None and not self.norm <= sign.usual and not self.length > LENGTH_TOLERANCE
-
-
-def excess_of(
-    departure: Departure, precision: str, shake: Callable[[str], Departure | None], *, later: bool = False
-) -> str | None:
-    """What is outside the tolerance, in words. Where the gradient turns too far, `shake` gives the departure of fp32
-    with rounded weights, or None where that is not known."""
-    why = departure.excess(later=later)
-    widest = Departure(math.inf, math.inf, 1.0, 0.0)  # of fp32 with rounded weights, whatever that may be
-    if why is None or precision not in HALF_PRECISIONS or departure.excess(later=later, shaken=widest) is not None:
-        return why
-    shaken = shake(precision)
-    return why if shaken is None else departure.excess(later=later, shaken=shaken)
+    def has_jumped_too(self, usual: float) -> bool:
+        """Whether the norm of the fp32 gradient is more than usual too, so that the plan is not the cause."""
+        return not self.norm <= usual and not self.length > LENGTH_TOLERANCE
 
 
 def stray(
@@ -166,11 +151,50 @@ class Compared(Protocol):
 
 
 class GradientGate:
-    """Compares losses and gradients of a plan with fp32 on real batches, and restores everything afterwards."""
+    """Compares losses and gradients of a plan with fp32 on real batches, and restores everything afterwards.
 
-    def __init__(self, loop: Compared) -> None:
+    `agreed` gives the reason of the first rank that has one.
+    """
+
+    def __init__(self, loop: Compared, agreed: Callable[[str | None], str | None] = lambda why: why) -> None:
         self.passes = 0  # forward passes
-        self._loop = loop
+        self._loop, self._agreed = loop, agreed
+
+    def asked(
+        self, begin: Plan, plain: Any, batch: Any, shaken: dict[str, Departure] | None = None
+    ) -> tuple[Sequence[Lever], str | None]:
+        """The levers of the present plan that do not pass, and why; none where all do.
+
+        `plain`: losses and gradients of the plan `begin`, without dropout. `shaken` is that of `excess`.
+        """
+        step, modules, eager = self._loop.step, self._loop.memory.modules, plain
+        rounding = rounding_levers(step.plan, begin)
+        same = [lever for lever in rounding if lever.computes_the_same]
+        others = [lever for lever in rounding if lever not in same]
+        compiles, work = step.plan.compile != "off", Work()
+
+        def without_the_same() -> AbstractContextManager[TrainingStep]:
+            return self._loop.trying(without(same, step.plan)) if same else nullcontext(step)
+
+        if others:
+            with without_dropout(modules):
+                with without_the_same() as lowered:
+                    eager = self.gradients(lowered, batch)
+                why = eager if isinstance(eager, str) else self.excess(plain, eager, batch, shaken)
+            if (why := self._agreed(why)) is not None:
+                return others, why
+        if not same:
+            return (), None
+        # Compiled code would be compiled anew without dropout; it draws masks of its own.
+        with nullcontext() if compiles else without_dropout(modules):
+            if compiles:
+                with without_the_same() as lowered:
+                    eager = self.gradients(lowered, batch, work)
+            found = self.gradients(step, batch)
+            why = next((each for each in (eager, found) if isinstance(each, str)), None)
+            if why is None:
+                why = self.stray(eager, found, batch, random=compiles and work.draws)
+        return same, self._agreed(why)
 
     def gradients(
         self, step: TrainingStep, batch: Any, work: Work | None = None, seen: Inspection | None = None
@@ -185,33 +209,43 @@ class GradientGate:
         if is_out_of_memory(failed):
             clear(step.device)
             return "there is no memory to compare it with fp32"
-        cause = compiler_error(failed)
-        first = (str(cause).strip().splitlines() or [""])[0]
-        return f"the step fails with it: {type(cause).__name__}: {first}"
+        return f"the step fails with it: {error_in_a_line(compiler_error(failed))}"
 
     def excess(
-        self, plain: Any, other: Any, batch: Any, shaken: dict[str, Departure], *, later: bool = False
+        self,
+        plain: Any,
+        other: Any,
+        batch: Any,
+        shaken: dict[str, Departure] | None = None,
+        *,
+        later: bool = False,
     ) -> str | None:
         """Why loss and gradient are not those of fp32; None where they are, as far as the network allows it.
 
         Where the gradient turns too far, it is looked at how far that of fp32 does with rounded weights; `shaken` keeps
         that for the next question about this batch.
         """
-
-        def shake(precision: str) -> Departure | None:
-            if precision not in shaken:
-                rounded = rounded_weights(self._loop.memory.modules, DIGITS[precision])
-                if (found := self._disturbed(batch, rounded)) is None:
-                    return None
-                shaken[precision] = Departure.between(plain, found)
-            return shaken[precision]
-
-        return excess_of(Departure.between(plain, other), self._loop.step.plan.precision, shake, later=later)
+        departure, precision = Departure.between(plain, other), self._loop.step.plan.precision
+        why = departure.excess(later=later)
+        widest = Departure(math.inf, math.inf, 1.0, 0.0)  # of fp32 with rounded weights, whatever that may be
+        if why is None or precision not in HALF_PRECISIONS or departure.excess(later=later, shaken=widest) is not None:
+            return why
+        known = {} if shaken is None else shaken
+        if precision not in known:
+            rounded = rounded_weights(self._loop.memory.modules, DIGITS[precision])
+            if (found := self._disturbed(batch, rounded)) is None:
+                return why
+            known[precision] = Departure.between(plain, found)
+        return departure.excess(later=later, shaken=known[precision])
 
     def stray(self, eager: Any, other: Any, batch: Any, *, random: bool = False) -> str | None:
-        """Which loss or gradient of the present step is not that of the eager step under the same flags."""
+        """Which loss or gradient of the present step is not that of the eager step under the same flags.
+
+        How far it moves by itself is shown by other random numbers, or by weights without their last digit.
+        """
         step = self._loop.step
-        disturbed = disturbance(self._loop.memory.modules, step, random=random)
+        digits = TF32_DIGITS if step.plan.tf32 else DIGITS[step.plan.precision]
+        disturbed = _other_draws(step.device) if random else rounded_weights(self._loop.memory.modules, digits, spare=1)
         return stray(step, eager, other, lambda: self._disturbed(batch, disturbed), random=random)
 
     def _disturbed(self, batch: Any, disturbed: AbstractContextManager[None]) -> Any:
@@ -225,6 +259,11 @@ class GradientGate:
             clear(self._loop.step.device)
             return None
         return None if isinstance(found, str) else found
+
+
+def rounding_levers(plan: Plan, begin: Plan) -> list[Lever]:
+    """The levers that a plan has and another has not, and that round losses and gradients."""
+    return [lever for lever in added_levers(plan, begin) if lever.tier == "B" and lever.changes_gradients]
 
 
 def comparison(device: torch.device) -> None:
@@ -283,55 +322,6 @@ def _numbers(gradient: Tensor) -> Tensor:
     return (torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense).float()
 
 
-@dataclass(frozen=True)
-class Sign:
-    """Why the gate runs early: a jump of losses or of gradient norms."""
-
-    words: str
-    usual: float | None = None  # of norms: the most that is no jump
-
-
-class Jumps:
-    """Recent numbers, such as losses, and whether they have jumped: a sign of divergence.
-
-    `times` their median is a jump, where so many come `in_a_row`. The median is made of `least` numbers or more, and
-    `kept` at most; anew after `new` of them.
-    """
-
-    def __init__(
-        self, times: float = JUMP, *, least: int = LEAST, kept: int = KEPT, new: int = NEW, in_a_row: int = IN_A_ROW
-    ) -> None:
-        self.times = times
-        self.usual = math.inf  # the most that is no jump
-        self._numbers: deque[float] = deque(maxlen=kept)
-        self._least, self._every, self._in_a_row = least, new, in_a_row
-        self._high = 0  # numbers in a row that are more
-        self._new = 0  # numbers since the median was made
-
-    @property
-    def is_high(self) -> bool:
-        """Whether the last number was unusually high."""
-        return self._high > 0
-
-    def jump(self, number: float) -> float | None:
-        """Note a number; returns its multiple of the median once enough in a row were high, else None.
-
-        >>> losses = Jumps()
-        >>> [times for loss in [2.0] * 30 + [50.0] * 3 + [2.0] if (times := losses.jump(loss)) is not None]
-        [25.0]
-        """
-        size = abs(number)
-        if size > self.usual:
-            self._high += 1
-            return None if self._high < self._in_a_row else self.times * size / self.usual
-        self._high = 0
-        self._numbers.append(size)
-        self._new += 1
-        if self._new >= self._every and len(self._numbers) >= self._least:  # not each time: a step may take 50 µs
-            self._new, self.usual = 0, self.times * statistics.median(self._numbers) or math.inf
-        return None
-
-
 @contextmanager
 def rounded_weights(modules: Sequence[nn.Module], digits: int, spare: int = 0) -> Iterator[None]:
     """Round the weights of modules to so many binary digits inside the block, and to `spare` fewer than they have."""
@@ -358,13 +348,6 @@ def _other_draws(device: torch.device) -> Iterator[None]:
         yield
     finally:
         before.restore()
-
-
-def disturbance(modules: Sequence[nn.Module], step: TrainingStep, *, random: bool) -> AbstractContextManager[None]:
-    """What shows how far a gradient moves by itself: other random numbers, or weights without their last digit."""
-    if random:
-        return _other_draws(step.device)
-    return rounded_weights(modules, TF32_DIGITS if step.plan.tf32 else DIGITS[step.plan.precision], spare=1)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The plan for a run before anything is measured, by the rules of the levers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -14,17 +13,8 @@ EAGER_MEMORY_SHARE = 0.4  # of the memory of a GPU, which eager steps may take s
 START, START_IF_HEAVY, START_OF_CONVOLUTION, START_OF_LAYER = 0.1, 0.4, 0.015, 0.002
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A plan, and why each lever is in it or not."""
-
-    plan: Plan
-    trials: tuple[Trial, ...]
-    key: str = ""  # under which what was found is remembered
-
-
-def propose(facts: RunFacts, plan: Plan, dropped: Mapping[str, str] | None = None) -> Proposal:
-    """The plan for the facts of a run, starting from the one that the person asked for.
+def propose(facts: RunFacts, plan: Plan, dropped: Mapping[str, str] | None = None) -> tuple[Plan, list[Trial]]:
+    """The plan for the facts of a run, from the one that the person asked for, and why each lever is in it or not.
 
     `dropped`: levers that failed here, with the reason.
     """
@@ -41,7 +31,7 @@ def propose(facts: RunFacts, plan: Plan, dropped: Mapping[str, str] | None = Non
         elif lever.name in (dropped or {}):
             verdict = "dropped"
         trials.append(Trial(lever.name, lever.tier, verdict, why or ""))
-    return Proposal(plan, tuple(trials))
+    return plan, trials
 
 
 def expected_start(target: LeverTarget) -> float:

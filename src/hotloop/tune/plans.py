@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers, uncaptured
+from hotloop.levers import LEVERS, Lever, pulled_levers, uncaptured
+from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.fused import wrong_fused_kernel
 from hotloop.plan import Plan, did_you_mean
 from hotloop.printing.text import printable
@@ -24,7 +25,6 @@ ASKED = (
     "micro_batch",
     "workers",
     "recompute",
-    "memory_budget",
     "split",
     "parallel",
     "sync_batchnorm",

@@ -3,7 +3,7 @@
 import copy
 import statistics
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,6 @@ UPDATES = 2  # that show the peak: in the first the optimizer allocates, in the 
 ATTEMPTS = 20  # at them, where the fp16 scaler skips some
 TIMED = 0.2  # seconds of steps that are timed
 MOST_TIMED = 10  # such steps
-MIB = 2**20
 
 
 def confirm(step: TrainingStep, batch: Any) -> None:
@@ -72,7 +71,6 @@ class Rehearsal:
                 "the model has weights whose shape its first batch decides", fix="run one batch through the model first"
             )
         self._now: TrainingStep | None = None  # whose plan the model and the optimizers have the form of
-        self._peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
         self._random = RngStates(self._device, generators)
         self._gradients = [(p, p.grad.cpu()) for p in parameters if p.grad is not None]
         for parameter, _ in self._gradients:
@@ -88,7 +86,7 @@ class Rehearsal:
         for parameter, gradient in self._gradients:
             parameter.grad = gradient.to(parameter.device)
         if self._device.type == "cuda":
-            _raise_peak(self._peak, self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)  # what is tried is no part of a run's peak
 
     def rewind(self) -> None:
         """Restore the state at the beginning, without gradients. Earlier CUDA graphs may read freed memory."""
@@ -117,7 +115,7 @@ class Rehearsal:
         """The step of a plan, neither compiled nor captured; the state is rewound before and after the block."""
         # From the second batch of a window on, gradients are there in the forward pass: two show all there is to see.
         windows = min(plan.accumulate, 2)
-        plan = replace(plan, compile="off", graph=0, micro_batch=None, memory_budget=None, accumulate=windows)
+        plan = replace(plan, compile="off", graph=0, micro_batch=None, accumulate=windows)
         self.rewind()
         step = TrainingStep(self.subject.model, self.subject.objectives, plan, averages=self.subject.averages)
         self.exchange(step)
@@ -182,23 +180,6 @@ def in_use(device: torch.device) -> int:
         return torch.cuda.memory_allocated(device)
     found = {storage_id(s): s.nbytes() for t in live_tensors() for s in storages_of(t) if s.device.type == device.type}
     return sum(found.values())
-
-
-def _raise_peak(peak: int, device: torch.device) -> None:
-    """Raise the peak of CUDA's statistics to its old value by an allocation: they can only be reset."""
-    clear(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    held: list[Tensor] = []
-    with suppress(torch.OutOfMemoryError):  # another process has taken what was used then
-        rest = peak - torch.cuda.memory_allocated(device)
-        while rest > 0:
-            # A large block may come out up to 1 MiB larger than asked for; small ones are exact.
-            held.append(
-                torch.empty(rest - 4 * MIB if rest > 8 * MIB else min(rest, MIB), dtype=torch.uint8, device=device)
-            )
-            rest = peak - torch.cuda.memory_allocated(device)
-    held.clear()
-    torch.cuda.empty_cache()
 
 
 def _parameters(subject: Subject) -> Iterator[nn.Parameter]:

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from hotloop._torch import gradient_hooks
 from hotloop.data.on_device import why_not_resident
-from hotloop.levers import LeverTarget, fp32_matmul_precision
+from hotloop.levers import LeverTarget
+from hotloop.levers.tf32 import fp32_matmul_precision
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.step.inspection import signature
 from hotloop.step.trained_objectives import TrainedObjective

@@ -1,11 +1,11 @@
-"""`tune`: plans timed in turns on real steps of the person's own loop, all undone afterwards."""
+"""`tune`: lever after lever, each timed in turns with the best plan so far, on real steps that are undone."""
 
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -18,20 +18,20 @@ from hotloop.data.origin import check_readable_again, is_in_order
 from hotloop.data.samplers import generators_of, has_known_sampler
 from hotloop.device.clock import Clock, synchronize
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.levers import LEVERS, MOST_STEPS, RESIDENT
+from hotloop.levers import LEVERS, Lever, LeverTarget
+from hotloop.levers.cuda_graph import MOST_STEPS
+from hotloop.levers.resident import ResidentLever
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.placement import map_tensors, move
-from hotloop.plan import Plan, Trial, Tuning
-from hotloop.printing.text import shorten
-from hotloop.step.arithmetic import Work
+from hotloop.plan import Plan, Trial, Tuning, Verdict
+from hotloop.printing.text import duration, error_in_a_line, shorten
 from hotloop.step.captured_graph import WARM_UP, CannotCapture
 from hotloop.step.compilation import CompiledObjective, expected_seconds
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretch, why_not_captured
 from hotloop.step.training import TrainingStep
-from hotloop.tune.gate import DIGITS, Departure, disturbance, excess_of, rounded_weights, stray, without_dropout
+from hotloop.tune.gate import GradientGate, without_dropout
 from hotloop.tune.rehearsal import Rehearsal, rehearsing
-from hotloop.tune.search import PlanComparison, Refused, Search
 from hotloop.tune.subject import Subject, record
 from hotloop.values.effects import watched_changes
 from hotloop.values.rng import Generator, RngStates, generators_in
@@ -47,6 +47,9 @@ HOPELESS = 0.9  # a plan that is this much slower in its first round gets no sec
 CLEAR = 1.1  # one that is this much faster in the first two needs no third
 STREAMED = 0.3  # seconds for which a loader is read to time it
 MOST_STREAMED = 64  # batches of it, and at least 3
+LEAST_GAIN = 1.01  # a lever that gives less is not worth having
+MOST_SLOWER = 0.2  # of the rounds, in which a lever that is kept may be slower
+HOPED, HOPED_LATER = 1.5, 1.05  # gains that are hoped for from a first compilation and from a longer one
 
 
 def tune(
@@ -68,7 +71,7 @@ def tune(
     compiled: dict[str, CompiledObjective] | None = None
     with rehearsing(subject, generators_held(loader, material.transform)) as rehearsal:
         trials = Trials(rehearsal, memory, material)
-        search = Search(trials, subject.scene(loader), plain, steps, BUDGET, tell)
+        search = Search(trials, subject.scene(loader), plain, steps, tell=tell)
         try:
             search.step = plain_step = trials.time()
             if steps is None and seconds is not None:
@@ -80,15 +83,135 @@ def tune(
                 if best == plain:  # nothing was kept: one loop takes one time
                     search.step = plain_step
         except Refused as refusal:
-            best, search.trials = plain, [Trial(lever.name, lever.tier, "not tried", str(refusal)) for lever in LEVERS]
+            best = plain
+            for lever in LEVERS:
+                search.note(lever, "not tried", str(refusal))
             words = f"nothing is tuned: {refusal}; the one step that was tried has changed it"
             warnings.warn(words, PlanWarning, stacklevel=4)
         finally:
             trials.forget_captures()
-    if best.stream == "direct" and not any(t.lever == RESIDENT.name and t.gain is not None for t in search.trials):
+    if best.stream == "direct" and not any(t.lever == ResidentLever.name and t.gain is not None for t in search.trials):
         best = replace(best, stream="auto")  # which was not compared: the rule decides, as without tuning
     taken = time.perf_counter() - start
     return record(subject, best, search.trials, plain_step, search.step or None, search.steps, taken), compiled
+
+
+class Refused(Exception):
+    """Raised where a plan cannot be tried; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class PlanComparison:
+    """Seconds per step of two plans, timed in turns on the same batches, round by round."""
+
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    cost: float  # seconds until the second ran: a capture, a compilation
+
+    @property
+    def ratios(self) -> list[float]:
+        return sorted(a / b for a, b in zip(self.before, self.after, strict=True))
+
+    @property
+    def gain(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def saved(self) -> float:
+        """Seconds of a step."""
+        return statistics.median(self.before) - statistics.median(self.after)
+
+
+@dataclass
+class Search:
+    """Which levers are tried, in which order, and which are kept; it sees timings, not the model."""
+
+    contest: "Trials"
+    scene: LeverTarget
+    best: Plan
+    steps: int | None  # still to run
+    budget: float = BUDGET  # seconds for everything but compilations
+    step: float = 0.0  # seconds of a step of the best plan
+    tell: Callable[[str], None] = lambda words: None
+    spent: float = 0.0
+    _trials: dict[str, Trial] = field(default_factory=dict)  # by the lever
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [*self._trials.values()]
+
+    def run(self, levers: Iterable[Lever] = LEVERS) -> Plan:
+        """Try each lever; then those whose gain did not show yet, where another was kept since."""
+        later: list[tuple[Lever, Plan | None]] = []
+        for lever in levers:
+            if self.step > lever.late_above:
+                later.append((lever, None))
+            elif self._is_slow(lever):
+                later.append((lever, self.best))
+        for lever, plan in later:
+            if plan != self.best:
+                self._is_slow(lever)
+        return self.best
+
+    def note(self, lever: Lever, verdict: Verdict, why: str, **figures: float) -> None:
+        """Keep a trial; a second one of a lever replaces the first only where it is kept."""
+        if verdict == "kept":
+            self._trials.pop(lever.name, None)
+        self._trials.setdefault(lever.name, Trial(lever.name, lever.tier, verdict, why, **figures))
+
+    def _is_slow(self, lever: Lever) -> bool:
+        """Try a lever and keep it where it pays; returns whether it was no faster."""
+        plan = lever.pull(self.best)
+        if why := lever.why_not(self.scene, self.best) or self._unaffordable(lever, plan):
+            self.note(lever, "not tried", why)
+            return False
+        self.tell(lever.name)
+        start, compiled = time.perf_counter(), 0.0
+        try:
+            result = self.contest.compare(self.best, plan)
+            compiled = result.cost if "compilation" in lever.cost else 0.0
+        except Refused as refusal:
+            self.note(lever, "dropped", str(refusal))
+            return False
+        finally:
+            self.spent += time.perf_counter() - start - compiled
+        slow = _slowness(lever, result)
+        why = slow or self._loss(lever, result)
+        if why is None and lever.tier == "B" and lever.changes_gradients:
+            why = self.contest.gate(plan)
+        ratios, after = result.ratios, statistics.median(result.after)
+        figures = {"gain": result.gain, "low": ratios[0], "high": ratios[-1], "step": after, "cost": result.cost}
+        self.note(lever, "dropped" if why else "kept", why or lever.what, **figures)
+        if why is None:
+            self.best, self.step = plan, after
+        return slow is not None
+
+    def _loss(self, lever: Lever, result: PlanComparison) -> str | None:
+        """Why a lever would lose time over the run; None where it saves some."""
+        if self.steps is None or result.gain > lever.harmless_above or result.saved * self.steps >= result.cost:
+            return None
+        return f"it would save {duration(result.saved * self.steps)} in this run and costs {duration(result.cost)}"
+
+    def _unaffordable(self, lever: Lever, plan: Plan) -> str | None:
+        """Why there is no time to try a lever; None where there is."""
+        if "compilation" not in lever.cost:
+            return "the time for tuning was used up" if self.spent >= self.budget else None
+        if self.steps is None:
+            return "the length of the run is not known, so that a compilation may not pay back"
+        cost, run = expected_seconds(self.scene.model, plan.compile).seconds, self.steps * self.step
+        if run * (1 - 1 / (HOPED if lever.cost == "a compilation" else HOPED_LATER)) < cost:
+            return f"a compilation of about {duration(cost)} would not pay back in a run of {duration(run)}"
+        return None
+
+
+def _slowness(lever: Lever, result: PlanComparison) -> str | None:
+    """Why a lever is no faster; None where it is, or does no harm."""
+    slower = sum(ratio <= 1 for ratio in result.ratios)
+    if result.gain > lever.harmless_above:
+        return None
+    if result.gain >= LEAST_GAIN and slower <= MOST_SLOWER * len(result.ratios):
+        return None
+    return "slower" if result.gain < 1 / LEAST_GAIN else "no gain above the noise"
 
 
 @dataclass(frozen=True)
@@ -166,7 +289,8 @@ class Trials:
 
     def __init__(self, rehearsal: Rehearsal, memory: OutOfMemory, material: Material) -> None:
         self.alone = 0.0  # seconds of a plain step without the loader's part
-        self._rehearsal, self._memory, self._material = rehearsal, memory, material
+        self.memory = memory
+        self._rehearsal, self._material, self._gate = rehearsal, material, GradientGate(self)
         self._subject, self._device = rehearsal.subject, rehearsal.subject.device
         self._runners: dict[Plan, _PlanRunner] = {}
         self._plain = self._runner(self._subject.plan)
@@ -201,49 +325,36 @@ class Trials:
         clear(self._device)
         raise Refused(why)
 
-    def gate(self, plan: Plan) -> tuple[float | None, str | None]:
-        """The relative departure of the loss, and why the plan does not pass the gate or None.
-
-        Without what is meant to compute the same, it is compared with the plain plan; with that, with itself without.
-        """
+    def gate(self, plan: Plan) -> str | None:
+        """Why loss and gradient of a plan are not those of the plain one; None where they are."""
         self._rewind()
-        batch, modules, eager_plan = self._material.batch(0, resident=False), self._subject.modules, plan
-        for lever in LEVERS:
-            eager_plan = lever.off(eager_plan) if lever.computes_the_same and lever.is_pulled(plan) else eager_plan
+        batch, plain = self._material.batch(0, resident=False), self._subject.plan
+        with self.as_written() as step, without_dropout(self.memory.modules):
+            reference = self._gate.gradients(step, batch)
+        if isinstance(reference, str):
+            return reference
+        with self.trying(plan):
+            _, why = self._gate.asked(plain, reference, batch)
+        return why
 
-        def found(plan: Plan, disturbed: AbstractContextManager[Any] | None = None) -> Any:
-            self._exchange(self._runner(plan))
-            with disturbed or nullcontext():
-                return self._now.step.gradients_of(batch, self._memory)
+    @property
+    def step(self) -> TrainingStep:
+        """The step of the plan that is tried."""
+        return self._now.step
 
-        def against_fp32() -> tuple[float, str | None]:
-            plain = found(self._subject.plan)
-            departure = Departure.between(plain, plain if eager_plan == self._subject.plan else found(eager_plan))
+    def as_written(self) -> AbstractContextManager[TrainingStep]:
+        """The plain step."""
+        return self.trying(self._subject.plan)
 
-            def shake(precision: str) -> Departure:
-                return Departure.between(plain, found(self._subject.plan, rounded_weights(modules, DIGITS[precision])))
-
-            return departure.loss, excess_of(departure, plan.precision, shake)
-
+    @contextmanager
+    def trying(self, plan: Plan) -> Iterator[TrainingStep]:
+        """The step of a plan, for a pass or two."""
+        before = self._now
+        self._exchange(self._runner(plan))
         try:
-            with without_dropout(modules):
-                loss, why = against_fp32()
-            if why is not None or eager_plan == plan:
-                return loss, why
-            work = Work()
-            # Dropout is left on in compiled code, which would be compiled anew without it; it draws masks of its own.
-            with nullcontext() if plan.compile != "off" else without_dropout(modules):
-                eager = found(eager_plan, work if plan.compile != "off" else None)
-                other, step = found(plan), self._now.step
-                disturbed = disturbance(modules, step, random=work.draws)
-                why = stray(step, eager, other, lambda: found(self._subject.plan, disturbed), random=work.draws)
-            return Departure.between(eager, other).loss, why
-        except Exception as error:  # noqa: BLE001
-            return None, _words(error, plan)
-
-    def compile_estimate(self, plan: Plan) -> float:
-        """Seconds that the compilation of a plan will take."""
-        return expected_seconds(self._subject.model, plan.compile).seconds
+            yield self._now.step
+        finally:
+            self._exchange(before)
 
     def compiled_for(self, plan: Plan) -> dict[str, CompiledObjective] | None:
         """The objectives compiled in the trial of a plan."""
@@ -384,9 +495,8 @@ def _words(error: Exception, plan: Plan) -> str:
         return "out of memory while it was tried"
     if isinstance(error, CannotCapture):
         return f"it cannot be captured: {error}"
-    first = (str(error).strip().splitlines() or [""])[0]
     what = "the step fails with it" if plan.compile == "off" else "the compiler failed"
-    return f"{what}: {type(error).__name__}: {first}"
+    return f"{what}: {error_in_a_line(error)}"
 
 
 def _steps_for(seconds: float) -> int:

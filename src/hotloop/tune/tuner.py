@@ -4,8 +4,8 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -15,38 +15,27 @@ from hotloop import kernels
 from hotloop.data import Stream
 from hotloop.device.clock import Clock
 from hotloop.errors import LossNotFinite, PlanWarning
-from hotloop.levers import (
-    COMPILE,
-    COMPILE_BLOCKS,
-    CUDNN_BENCHMARK,
-    GIVEN_MASKS,
-    GRAPH,
-    LEVERS,
-    WORKERS,
-    Lever,
-    in_words,
-    repeated_blocks,
-)
+from hotloop.levers import LEVERS, NAMED, Lever, added_levers, in_words, without
 from hotloop.levers.base import UNCAPTURED, RunFacts
-from hotloop.levers.cuda_graph import MOST_STEPS
-from hotloop.levers.cudnn_benchmark import expected_search
-from hotloop.objective.objectives import Objective
+from hotloop.levers.checkpointing import repeated_blocks
+from hotloop.levers.compile import CompileBlocksLever, CompileLever
+from hotloop.levers.cuda_graph import MOST_STEPS, GraphLever, SeveralStepsLever
+from hotloop.levers.cudnn_benchmark import CudnnBenchmarkLever, expected_search
+from hotloop.levers.given_masks import GivenMasksLever
+from hotloop.levers.workers import WorkersLever
 from hotloop.plan import Plan, Trial, Tuning, Verdict
-from hotloop.printing.text import duration, shorten
+from hotloop.printing.text import duration, error_in_a_line, shorten
 from hotloop.step.arithmetic import Work
-from hotloop.step.captured import watching
 from hotloop.step.compilation import CompiledObjective, expected_seconds, key_of, remember_seconds
-from hotloop.step.inspection import Inspection, host_noted, host_objection, signature
+from hotloop.step.inspection import Inspection, host_objection, signature
+from hotloop.tune.dropped_levers import DroppedLevers
 from hotloop.tune.feeding import NOTABLE_WAIT, Feeding
-from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, comparison, without_dropout
-from hotloop.tune.gradient_norms import NormWatch
-from hotloop.tune.knowledge import Proposal, expected_start, has_room, least_trusted, propose
-from hotloop.tune.plan_cache import Cache
-from hotloop.tune.sizes import BatchSizes
+from hotloop.tune.first_steps import FirstSteps, Reaching
+from hotloop.tune.gate import Compared, Departure, GradientGate, comparison, rounding_levers, without_dropout
+from hotloop.tune.jumps import RoundingWatch, Sign
+from hotloop.tune.knowledge import expected_start, has_room, least_trusted, propose
 from hotloop.tune.stopwatch import Stopwatch
 from hotloop.tune.subject import Subject, record
-from hotloop.tune.trial import material_of, tune
-from hotloop.values.effects import ReachableState, Skip, look
 
 T = TypeVar("T")
 WORTH_A_PLAN = 0.3  # seconds that a run must still take at least, or its length is not known
@@ -62,7 +51,6 @@ AGAIN = 3  # times that a plan which seems to be slower is timed
 AGAIN_ON_CPU = 20  # the quickest of 40 steps counts: that other programs disturb all of them is not to be expected
 SETTLING = 2  # steps of a new plan before it is timed
 CAPTURED_WITHIN = 12  # batches in which a step should have been captured
-LANDING = 100  # windows in which the norm of a step should have come from the device
 SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
 # The same where two runs of one script are the same to the bit unless a plan is beyond doubt slower, as on a CPU, and
 # where the loop waits for its loader, whose pace says nothing of a plan.
@@ -75,7 +63,6 @@ MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled a
 HELD_UP = 0.03  # of the rest of a run, for which a compilation or a search may hold it up
 FASTER = 1.02  # times, from which on what was compiled or searched for is kept
 AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
-AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
 
 
 @dataclass(frozen=True)
@@ -100,13 +87,6 @@ class Ahead:
 Course = Generator[float, Ahead, T]  # yields how many batches may pass before it is asked again
 
 
-class Told(Protocol):
-    """The display of a run, for the tuner's messages."""
-
-    def say(self, words: str) -> None:
-        """Print a line that stays."""
-
-
 class Together(Protocol):
     """The ranks of a run, which tune together: a timing or an obstacle of one holds for all."""
 
@@ -126,7 +106,7 @@ class Together(Protocol):
         """The value of rank 0, plain data."""
 
 
-class Tuned(Compared, Protocol):
+class Tuned(Compared, Reaching, Protocol):
     """The part of a loop that the tuner uses."""
 
     by_hand: bool  # whether the plan that is carried out is the person's
@@ -138,9 +118,6 @@ class Tuned(Compared, Protocol):
     @property
     def stream(self) -> Stream[Any] | None:
         """The source of the batches."""
-
-    def roots(self, more: Mapping[str, object] | None = None) -> dict[str, object]:
-        """Objects from which the present step may reach Python state, by the names that a person knows."""
 
     def carry_out(self, plan: Plan, why: str, compiled: dict[str, CompiledObjective] | None = None) -> None:
         """Switch to another plan, with objectives that are compiled already where given."""
@@ -164,9 +141,9 @@ class Tuner:
     def __init__(self, subject: Subject, loop: Tuned, *, asked: bool) -> None:
         self.tuning: Tuning | None = None  # how the present plan was found
         self.seconds = 0.0  # that were not spent in training steps
-        self.display: Told | None = None  # of a fit that is running
+        self.say: Callable[[str], None] = lambda words: None  # of a fit that is running
         self.subject = subject
-        self.watches = 0  # steps still to be watched
+        self.first = FirstSteps(subject, loop)
         self.considered_for: int | None = None  # batches that were left when it was decided whether to plan anything
         self.due: float = 0 if asked else math.inf  # the batch from which on it wants to be asked before steps
         self._course_due: float = 0  # the batch before which the course goes on
@@ -176,24 +153,16 @@ class Tuner:
         self._has_begun = False
         self._ahead: Ahead | None = None
         self._done = 0  # batches
-        self._audits: list[int] = []  # batches after which the gate is asked again
+        self._adopted_at: int | None = None  # batches after which this run has adopted a plan
         self._stopwatch = Stopwatch(subject.device)
-        self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
-        self._ordinary = Inspection()  # of what a real step does on the host
-        self._later: dict[str, Trial] = {}  # of levers that are tried after the others
-        self._is_random = False  # whether a pass draws random numbers on the device
-        self._sizes = BatchSizes()  # of the first batches
         self._shapes_vary = False  # from batch to batch, on any rank
         self._feeding = Feeding()
         self._is_starved = False  # whether the loop waited for its loader while it was timed last
-        self._workers: str | None = None  # what was found out about the loader's workers
-        self._losses: Jumps | None = None  # while a lever rounds
-        self._norms: NormWatch | None = None  # the same, where norms can be known
-        self._sign: Sign | None = None  # that is to be looked into
+        self._watch: RoundingWatch | None = None  # while a lever rounds
         self._key: str | None = None  # under which what is found is remembered
-        self._gate = GradientGate(loop)
+        self._gate = GradientGate(loop, loop.together.reason)
         self._comparison = 0.0  # seconds that the first one with fp32 took
-        self._dropped: dict[str, str] = {}  # levers that did not work here, and why
+        self._found: dict[str, tuple[Verdict, str]] = {}  # of levers, beyond what the rules say, and why
 
     @property
     def passes(self) -> int:
@@ -220,8 +189,8 @@ class Tuner:
         """Call before a step, or several in one graph, after `done` batches."""
         self._ahead, self._done = ahead, done
         try:
-            if self._norms is not None and (sign := self._norms.before(done)) is not None:
-                self._sign, self._course_due = sign, 0
+            if self._watch is not None and self._watch.before(done):
+                self._course_due = 0
             self._go_on()
             self._feed()
         except Exception as error:
@@ -229,12 +198,14 @@ class Tuner:
                 raise
             self._fail(error)
             self._go_on()
-        looks = math.inf if self._norms is None else self._norms.due
+        looks = math.inf if self._watch is None else self._watch.due
         feeds = self._feeding.is_open and ahead.loader is not None
         self.due = min(self._course_due, looks, done + 1 if feeds else math.inf)
 
     def tune(self, loader: Any, transform: Any, *, steps: int | None, seconds: float | None, tell: Any) -> Tuning:
         """Tune now, lever by lever, compilations included."""
+        from hotloop.tune.trial import material_of, tune
+
         material = material_of(loader, self.subject.device, transform)
         memory = self._loop.memory
         with self._loop.unplanned():
@@ -243,7 +214,7 @@ class Tuner:
         self.tuning = tuning
         self._loop.carry_out(tuning.plan, "it was found to be faster", compiled)
         self._only_watch()
-        Cache().put(self._key, tuning)
+        self._remember()
         return tuning
 
     def _go_on(self) -> None:
@@ -259,17 +230,17 @@ class Tuner:
 
     def _fail(self, error: Exception) -> None:
         """End the tuning after an error of its own, and go back to the person's plan: the training goes on."""
-        words = f"tuning has failed ({_in_a_line(error)})"
+        words = f"tuning has failed ({error_in_a_line(error)})"
         warnings.warn(
             f'{words}; the run goes on as you wrote it. fix: plan="plain" tunes nothing; please report this',
             PlanWarning,
             stacklevel=2,
         )
-        self._stop_watching()
-        self._feeding.is_open, self.watches, self._key = False, 0, None
+        self._feeding.is_open, self.first.left, self._watch, self._key = False, 0, None, None
         for lever in LEVERS:
-            self._dropped.setdefault(lever.name, words)
-        trials = [Trial(lever.name, lever.tier, "dropped", self._dropped[lever.name]) for lever in LEVERS]
+            if lever.name not in self._dropped:
+                self._found[lever.name] = "dropped", words
+        trials = [Trial(lever.name, lever.tier, *self._found[lever.name]) for lever in LEVERS]
         self.tuning = record(self.subject, self.subject.plan, trials, None, None, self.considered_for, self.seconds)
         self._course, self._has_begun, self._course_due = self._gone_back(words), False, 0
 
@@ -281,8 +252,7 @@ class Tuner:
     def _only_watch(self) -> None:
         """Tune no more, since the plan was found elsewhere; watch the levers that change rounding."""
         self._course, self._has_begun = self._resumed(), False
-        self._stop_watching()
-        self._feeding.is_open = False
+        self._feeding.is_open, self._watch, self._adopted_at = False, None, None
         self.due = self._course_due = 0
 
     def _feed(self) -> None:
@@ -298,67 +268,26 @@ class Tuner:
         if advice.number > stream.workers and stream.why_workers_stay is None:
             number = stream.change_workers(advice.number, advice.prefetch_factor)
             self._loop.carry_out(replace(plan, workers=number), advice.why)
-            self._say(advice.why)
-        self._workers = advice.why
-
-    # Watching
-
-    def watch(self, what: dict[str, object], call: Callable[[], T]) -> T:
-        """Call the person's code, and note which changes of it could not be restored."""
-        roots, skip = self._loop.roots(what), self.subject.restorable()
-        before = self._looked(roots, skip)
-        result = call()
-        after = self._looked(roots, skip)
-        if before is not None and after is not None:
-            self._effects |= dict.fromkeys(before.changes(after))
-        return result
-
-    def _looked(self, roots: dict[str, object], skip: Skip) -> ReachableState | None:
-        start = time.perf_counter()
-        try:
-            return look(roots, skip)
-        except Exception as error:  # noqa: BLE001  # of an object of the person's, which a step may do without
-            self._effects.setdefault(f"an object that cannot be looked at ({_in_a_line(error)})")
-            return None
-        finally:
-            self.seconds += time.perf_counter() - start
-
-    def watch_step(self, call: Callable[[], T]) -> T:
-        """Watch a real step, and note of the last one what it does on the host."""
-        left, self.watches = self.watches, 0
-        device, seen = self.subject.device, self._ordinary
-
-        def noted(objective: Objective, model: nn.Module, batch: Any) -> Any:
-            with host_noted(device, seen):
-                return objective(model, batch)
-
-        is_noted = left == 1 and device.type == "cuda"
-        try:
-            with watching(self._loop.step.eagers, noted) if is_noted else nullcontext():
-                return self.watch({}, call)
-        finally:
-            self.watches = left - 1
+            self.say(advice.why)
+        self._judge(WorkersLever.name, "kept" if self._loop.step.plan.workers else "not tried", advice.why)
 
     def refused(self, why: str) -> None:
         """Drop the levers for captures: the step cannot be captured as a CUDA graph."""
-        self._drop(GRAPH.name, why)
+        self._judge(GraphLever.name, "dropped", why)
         for lever in LEVERS:
             if lever.for_captures:
-                self._drop(lever.name, UNCAPTURED)
+                self._judge(lever.name, "dropped", UNCAPTURED)
 
     # Levers that change rounding, while it trains
 
     def heard(self, loss: float) -> None:
         """Take in a recent loss that has reached the host."""
-        if self._losses is not None and (jump := self._losses.jump(loss)) is not None:
-            self._losses = Jumps(JUMP * self._losses.times)  # losses of this run jump, it seems
-            if self._loop.together.size == 1:  # a rank decides nothing by itself
-                self._sign = Sign(f"the loss is {jump:.0f} times its median")
-                self.due = self._course_due = 0
+        if self._watch is not None and self._watch.heard(loss):
+            self.due = self._course_due = 0
 
     def rounds(self, plan: Plan) -> bool:
         """Whether the tuner has pulled a lever that rounds losses and gradients, beyond the person's plan."""
-        return not self._loop.by_hand and bool(_rounding(plan, self.subject.plan))
+        return not self._loop.by_hand and bool(rounding_levers(plan, self.subject.plan))
 
     def rescued(self, run: Callable[[Any], T], batch: Any) -> T:
         """Run a step; where its loss is not finite and has not reached a weight, repeat the batch in fp32.
@@ -374,7 +303,7 @@ class Tuner:
             memory.snapshot.restore()
             if not all(buffer.isfinite().all() for module in memory.modules for buffer in module.buffers()):
                 raise  # a pass that was looked at closely no longer holds their old values
-        self._loop.carry_out(_without(rounding, old.plan), "the loss was not finite")
+        self._loop.carry_out(without(rounding, old.plan), "the loss was not finite")
         for before, now in zip(old.eagers, self._loop.step.eagers, strict=True):
             now.window = before.window  # of which the gradients are there
         parts: Any = self._loop.step.run(batch)
@@ -384,39 +313,49 @@ class Tuner:
 
     def _rounding(self) -> Sequence[Lever]:
         """Levers that round losses and gradients, which the tuner and not the person has pulled."""
-        return () if self._loop.by_hand else _rounding(self._loop.step.plan, self._plain_plan)
+        return () if self._loop.by_hand else rounding_levers(self._loop.step.plan, self._plain_plan)
 
     def _forgo(self, levers: Sequence[Lever], why: str) -> None:
         """Drop these levers for this run and, by the cache, for later ones."""
         for lever in levers:
-            self._drop(lever.name, why)
+            self._judge(lever.name, "dropped", why)
         if is_plain := not self._rounding():
-            self._stop_watching()
+            self._watch = None
         if self.tuning is not None:  # how fast it is now was not measured
             self.tuning = replace(self.tuning, plan=self._loop.step.plan, step=None)
             self._remember()
         words = "back to fp32" if is_plain else f"without {', '.join(lever.name for lever in levers)}"
-        self._say(f"{words} after {self._loop.step.counts.steps} steps: {why}")
+        self.say(f"{words} after {self._loop.step.counts.steps} steps: {why}")
 
     def _remember(self) -> None:
-        """Cache the tuning for later runs of the model."""
+        """Keep what did not work for later runs of the model."""
         if self._key is not None and self.tuning is not None:
-            Cache().put(self._key, self.tuning)
+            dropped = {trial.lever: trial.why for trial in self.tuning.trials if trial.verdict == "dropped"}
+            DroppedLevers().put(self._key, dropped)
 
     def _start_watching(self) -> None:
-        """Watch losses and norms from now on; norms in a single process only, because ranks see different ones."""
-        self._losses = Jumps()
-        if self._loop.together.size == 1 and NormWatch.is_possible(self._loop):
-            self._norms = NormWatch(self._loop, self._done)
-
-    def _stop_watching(self) -> None:
-        self._losses = self._norms = self._sign = None
-        self._audits = []
+        self._watch = RoundingWatch(self._loop, self._adopted_at, self._done, alone=self._loop.together.size == 1)
 
     # The course of it: each `yield` lets a step pass, and gives the number of batches until it wants to be asked again
 
     def _tuned(self) -> "Course[None]":
         yield 0
+        plain = yield from self._first_steps()
+        self._adopt(plain)
+        if self._rounding():
+            self._start_watching()
+        now = yield from self._settled()
+        now = yield from self._not_slower(plain, now)
+        self._note(now)
+        for refine in (self._searched, self._compiled):
+            faster = yield from refine(now)
+            if faster is not None:
+                now = faster
+                self._note(now)
+        yield from self._watched_over()
+
+    def _first_steps(self) -> "Course[float]":
+        """Steps as they were written: three are watched, two are timed. The seconds of a batch, once a plan pays."""
         is_long = self._next.left is None or self._next.left >= WORTH_PREPARING
         if is_long:
             self._prepare()
@@ -426,40 +365,25 @@ class Tuner:
             second = yield from self._timed(1, 0.0)
             yield from self._worth_it(second / CLEARLY, WATCHED + PLAIN_STEPS)
             self._prepare()
-        self.watches, plain = WATCHED, math.inf
-        while self.watches:
-            self._sizes.note(self._next.batch)
+        self.first.left, plain = WATCHED, math.inf
+        while self.first.left:
+            self.first.note(self._next.batch)
             yield 0
         for _ in range(PLAIN_STEPS):  # the quicker: libraries may still load what they did not need before
-            self._sizes.note(self._next.batch)
+            self.first.note(self._next.batch)
             plain = min(plain, (yield from self._timed(1, 0.0)))
         yield from self._worth_it(plain)
         while not self._next.is_between_windows or self._next.batch is None:
             yield 0
-        self._sizes.note(self._next.batch)
-        self._shapes_vary = self._loop.together.largest(self._sizes.vary()) > 0
-        proposal = self._adopted(plain)
-        self._note(proposal, None)
-        if self._rounding():
-            self._start_watching()
-        self._audits = [self._done + number for number in AUDITS]
-        now = yield from self._settled()
-        now = yield from self._not_slower(plain, now)
-        self._note(proposal, now)
-        self._tell()
-        for refine in (self._searched, self._compiled):
-            faster = yield from refine(now)
-            if faster is not None:
-                now = faster
-                self._note(proposal, now)
-                self._tell()
-        yield from self._watched_over()
+        self.first.note(self._next.batch)
+        self._shapes_vary = self._loop.together.largest(self.first.vary()) > 0
+        return plain
 
     def _prepare(self) -> None:
         """Start slow preparations beside the first steps."""
         target = self.subject.scene(self._next.loader)
         if target.may_be_heavy:  # a small network would wait for kernels that it does not need
-            kernels.load_beside(self.subject.device, comparison)
+            kernels.preload.load_beside(self.subject.device, comparison)
             for lever in LEVERS:
                 lever.prepare(target)
 
@@ -477,18 +401,21 @@ class Tuner:
 
     def _watched_over(self) -> "Course[None]":
         """Repeat the gate, when due or on a sign, for as long as a lever changes rounding."""
-        if self._losses is None:
+        if self._watch is None:
             self._start_watching()
-        while self._rounding() and self._may_ask(has_sign=True):
-            if self._sign is None:
-                yield max(1, self._audits[0] - self._done) if self._audits else math.inf
-            yield from self._audited()
-        self._stop_watching()
+        while (watch := self._watch) is not None and self._rounding() and self._may_ask(has_sign=True):
+            if watch.sign is None:
+                yield max(1, watch.audit - self._done)
+            if (sign := watch.reason(self._done)) is not None:
+                yield from self._audited(sign)
+        self._watch = None
 
     def _may_ask(self, *, has_sign: bool) -> bool:
         """Whether a comparison with fp32 stays within the run's limit of extra forward passes."""
         cost = 2 * len(self.subject.objectives)
-        return not self._effects and self._gate.passes + cost <= MOST_PASSES + (cost if has_sign else 0)
+        if self.first.effects:
+            return False
+        return self._loop.together.largest(self._gate.passes) + cost <= MOST_PASSES + (cost if has_sign else 0)
 
     def _worth_it(self, plain: float, before: int = 0) -> "Course[None]":
         """Wait until the run is long enough for a plan that begins after so many batches."""
@@ -508,33 +435,30 @@ class Tuner:
         start = expected_start(self.subject.scene(self._next.loader))
         return (left - before) * plain >= max(WORTH_A_PLAN, start / SAVED)
 
-    def _adopted(self, plain: float) -> Proposal:
+    def _adopt(self, plain: float) -> None:
         """Adopt the proposed plan, after its levers that change rounding have passed the gate."""
         start = time.perf_counter()
         ahead, loop, subject = self._next, self._loop, self.subject
         target, begin = subject.scene(ahead.loader), subject.plan
-        self.considered_for = ahead.left
-        names = shorten(list(self._effects), 4)
-        effect = f"a step changes {names}, which could not be restored" if self._effects else None
+        self.considered_for, self._adopted_at = ahead.left, self._done
+        names = shorten(list(self.first.effects), 4)
+        effect = f"a step changes {names}, which could not be restored" if self.first.effects else None
         if (effect := loop.together.reason(effect)) is not None:
             target = replace(target, only=effect)
-            self._effects.setdefault(effect)
-            self._say(f"only what leaves losses and gradients alone is used: {effect}")
+            self.first.effects.setdefault(effect)
+            self.say(f"only what leaves losses and gradients alone is used: {effect}")
         work = Work()
         reference, shaken = None, dict[str, Departure]()
         if target.only is None:
-            with without_dropout(subject.modules) as drops:
+            with without_dropout(subject.modules):
                 reference = self._gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
-            self._is_random = drops or work.draws
             if (why := self._why_not_captured(seen, ahead.batch)) is not None:
                 self.refused(why)
             if (why := loop.together.reason(reference if isinstance(reference, str) else None)) is not None:
                 target, reference = replace(target, only=why), why
-        self._key = key = subject.key(ahead.batch, ahead.loader, ahead.transform)
-        if loop.together.ranks is not None:
-            self._key = None  # what is found on several ranks is not remembered
-        elif (known := Cache().get(key, begin)) is not None:
-            self._dropped |= {trial.lever: trial.why for trial in known.trials if trial.verdict == "dropped"}
+        if loop.together.ranks is None:  # what is found on several ranks is not remembered
+            self._key = subject.key(ahead.batch, ahead.loader, ahead.transform)
+            self._found |= {lever: ("dropped", why) for lever, why in DroppedLevers().get(self._key).items()}
         facts = RunFacts(
             target,
             flops=work.flops,
@@ -546,31 +470,28 @@ class Tuner:
             has_room=has_room(subject.device),
             shapes_vary=self._shapes_vary,
             can_be_several=ahead.can_be_several,
-            is_launched=target.on_cuda and (target.on_ranks or GRAPH.name in self._dropped),
+            is_launched=target.on_cuda and (target.on_ranks or GraphLever.name in self._dropped),
         )
         while True:
             with loop.unplanned():  # levers ask what form the model has
-                proposal = replace(propose(facts, begin, self._dropped), key=key)
+                plan, trials = propose(facts, begin, self._dropped)
             if loop.together.size > 1:
-                plan = Plan.from_json(loop.together.from_first(proposal.plan.to_json()))
-                proposal = replace(proposal, plan=replace(plan, device=begin.device))
-            plan = replace(proposal.plan, workers=loop.step.plan.workers)
+                plan = replace(Plan.from_json(loop.together.from_first(plan.to_json())), device=begin.device)
+            plan = replace(plan, workers=loop.step.plan.workers)
             plan = plan if plan.stream != "direct" else replace(plan, stream="auto")
             loop.carry_out(plan, "it is what suits the model and the device")
-            rounding = _rounding(plan, begin)
-            if reference is None or isinstance(reference, str) or not rounding:
+            if reference is None or isinstance(reference, str):
                 break
-            same = [lever for lever in rounding if lever.computes_the_same]
-            guilty, why = self._asked(
-                reference, ahead.batch, same, [each for each in rounding if each not in same], shaken
-            )
+            guilty, why = self._gate.asked(begin, reference, ahead.batch, shaken)
             if why is None:
                 break
             for lever in least_trusted(guilty):
-                self._drop(lever.name, why)
+                self._judge(lever.name, "dropped", why)
         self._comparison = loop.together.largest(time.perf_counter() - start)
-        self.seconds += self._comparison
-        return proposal
+        self.seconds += self._comparison + self.first.seconds
+        self.tuning = record(subject, loop.step.plan, trials, None, None, ahead.left, self.seconds)
+        for name, found in [*self._found.items()]:  # such as the workers, which were changed before
+            self._judge(name, *found)
 
     def _why_not_captured(self, seen: Inspection, batch: Any) -> str | None:
         """Why the step cannot be captured, as far as the gate's pass and a real step tell."""
@@ -578,27 +499,9 @@ class Tuner:
             return None
         if signature(batch) is None:
             return "the form of a batch cannot be compared, as of a sparse or a nested tensor"
-        masks = GIVEN_MASKS.name in self._dropped
-        real, gate = (host_objection(each, looks_at_masks=masks) for each in (self._ordinary, seen))
+        masks = GivenMasksLever.name in self._dropped
+        real, gate = (host_objection(each, looks_at_masks=masks) for each in (self.first.on_host, seen))
         return real and gate  # what only one of them did may be the preparation of a library
-
-    def _asked(
-        self, reference: Any, batch: Any, same: Sequence[Lever], others: Sequence[Lever], shaken: dict[str, Departure]
-    ) -> tuple[Sequence[Lever], str | None]:
-        """Ask the gate about the present plan; the levers at fault, and why they are."""
-        gate, loop, eager = self._gate, self._loop, reference
-        with without_dropout(self.subject.modules):
-            if others:
-                with loop.trying(_without(same, loop.step.plan)) if same else nullcontext(loop.step) as step:
-                    eager = gate.gradients(step, batch)
-                why = eager if isinstance(eager, str) else gate.excess(reference, eager, batch, shaken)
-                if (why := loop.together.reason(why)) is not None:
-                    return others, why
-            if not same:
-                return (), None
-            found = gate.gradients(loop.step, batch)
-            why = found if isinstance(found, str) else gate.stray(eager, found, batch)
-        return same, loop.together.reason(why)
 
     def _settled(self) -> "Course[float]":
         """Seconds of a batch after warm-up, captured where the plan says so."""
@@ -615,6 +518,7 @@ class Tuner:
                 return min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
             plan = replace(self._loop.step.plan, graph=MOST_STEPS)
             yield from self._carry_out(plan, "a captured step is short")
+            self._judge(SeveralStepsLever.name, "kept", f"a captured step takes {now * 1e6:.0f} µs")
         for _ in range(CAPTURED_WITHIN):
             yield 0
             if self._next.batches > 1:
@@ -638,103 +542,84 @@ class Tuner:
         for _ in range(AGAIN_ON_CPU if on_cpu else AGAIN):
             if now > limit:
                 now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
-        while now > limit and (pulled := _pulled(plan, begin)):
+        while now > limit and (pulled := added_levers(plan, begin)):
             doubtful = sorted(pulled, key=lambda each: each.trust)[: math.ceil(len(pulled) / 2)]
             for lever in doubtful:
-                self._drop(lever.name, _slowness(now / plain))
+                self._judge(lever.name, "dropped", _slowness(now / plain))
                 plan = lever.off(plan)
             yield from self._carry_out(plan, "what was slower is left out")
             now = yield from self._settled() if plan != begin else self._timed(TIMED_STEPS, TIMED_SECONDS)
         return now
 
-    def _audited(self) -> "Course[None]":
-        """Repeat the gate when due or on a sign, and drop the levers that fail it."""
-        sign, self._sign = self._sign, None
-        if sign is None:
-            if not self._audits or self._done < self._audits[0]:
-                return
-            self._audits.pop(0)
+    def _audited(self, sign: Sign) -> "Course[None]":
+        """Ask the gate again, and drop levers until it passes, the least trusted first."""
         ahead = yield from self._window()
-        rounding = self._rounding()
-        if not rounding or not self._may_ask(has_sign=sign is not None):
-            return
-        if sign is None and self._costs_too_much(ahead):
+        has_sign = bool(sign.words)
+        if not self._may_ask(has_sign=has_sign) or (not has_sign and self._costs_too_much(ahead)):
             return
         clock = Clock(self.subject.device)  # of the device: steps may be queued that it has not begun
-        batch = ahead.example
-        with without_dropout(self.subject.modules):
-            with self._loop.as_written() as step:
-                plain = self._gate.gradients(step, batch)
-            other = self._gate.gradients(self._loop.step, batch)
-        self.seconds += clock.seconds()
-        why = None
-        # Nothing is told where there is no room, the person's code has failed, or fp32 does no better.
-        failed = isinstance(plain, str) or isinstance(other, str)
-        if not failed and all(loss.isfinite().all() for loss in plain[0].values()):
-            own = sign is not None and Departure.between(plain, other).has_jumped_too(sign)
-            with without_dropout(self.subject.modules):
-                why = None if own else self._gate.excess(plain, other, batch, {}, later=True)
-        why = self._loop.together.reason(why)
-        if why is None:
-            return
-        why = why if sign is None else f"{sign.words}, and {why}"
-        if self._norms is not None and sign is not None and sign.usual is not None:
-            yield from self._narrowed(self._norms, sign.usual, why)
-        else:
-            self._loop.carry_out(_without(rounding, self._loop.step.plan), why)
-            self._forgo(rounding, why)
-
-    def _narrowed(self, norms: NormWatch, usual: float, why: str) -> "Course[None]":
-        """Drop levers that change rounding, the most doubtful first, until the gradient norm is usual again."""
-        self._norms = None  # meanwhile
+        batch, is_dropped = ahead.example, False
+        with without_dropout(self.subject.modules), self._loop.as_written() as step:
+            plain = self._gate.gradients(step, batch)
         while rounding := self._rounding():
-            doubtful = least_trusted(rounding)
-            self._loop.carry_out(_without(doubtful, self._loop.step.plan), why)
+            why = self._loop.together.reason(self._departure(plain, batch, sign))
+            if why is None:
+                break
+            doubtful = least_trusted(rounding) if self._may_ask(has_sign=has_sign) else rounding
+            self._loop.carry_out(without(doubtful, self._loop.step.plan), why)
             self._forgo(doubtful, why)
-            if len(rounding) == len(doubtful):
-                return
-            norm = None
-            for _ in range(LANDING * self._loop.step.plan.accumulate):
-                yield 0
-                if (norm := norms.now()) is not None:
-                    break
-            if norm is None or norm <= usual:
-                self._start_watching()
-                return
-            yield from self._window()
+            is_dropped = True
+        self.seconds += clock.seconds()
+        if is_dropped and rounding:
+            self._start_watching()
+
+    def _departure(self, plain: Any, batch: Any, sign: Sign) -> str | None:
+        """Why the present plan has departed from fp32; None where it has not, or where nothing is told."""
+        with without_dropout(self.subject.modules):
+            other = self._gate.gradients(self._loop.step, batch)
+            # There is no room, the person's code has failed, or fp32 does no better.
+            failed = isinstance(plain, str) or isinstance(other, str)
+            if failed or not all(loss.isfinite().all() for loss in plain[0].values()):
+                return None
+            if Departure.between(plain, other).has_jumped_too(sign.usual):
+                return None
+            why = self._gate.excess(plain, other, batch, later=True)
+        return why if why is None or not sign.words else f"{sign.words}, and {why}"
 
     def _searched(self, now: float) -> "Course[float | None]":
         """Let cuDNN search its algorithms where that may pay back; returns the seconds of a batch then."""
-        lever, plan = CUDNN_BENCHMARK, self._loop.step.plan
+        lever, plan = NAMED[CudnnBenchmarkLever.name], self._loop.step.plan
         ahead = yield from self._window()
         why = self._dropped.get(lever.name) or lever.why_not(self.subject.scene(ahead.loader), plan)
         why = self._loop.together.reason(why or self._not_worth_searching(plan, ahead, now))
         if why is not None:
-            self._explain(lever.name, "not tried", why)
+            self._judge(lever.name, "not tried", why)
             return None
         start, done = time.perf_counter(), self._done
         self._loop.carry_out(self._now(lever.pull(plan)), lever.what)
-        then = yield from self._settled()
-        for _ in range(AGAIN):  # the smaller last batch of an epoch is searched for too, when it comes
-            if then >= now / FASTER:
-                then = min(then, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
-        self.seconds += max(0.0, time.perf_counter() - start - (self._done - done) * then)
-        if then < now / FASTER:
-            self._explain(lever.name, "kept", lever.what)
-            return then
-        yield from self._taken_back(lever, plan, _slowness(then / now))
-        return None
+        then = yield from self._kept(lever, plan, now)
+        self.seconds += max(0.0, time.perf_counter() - start - (self._done - done) * (then or now))
+        return then
 
-    def _taken_back(self, lever: Lever, plan: Plan, why: str) -> "Course[None]":
-        """Return to the plan before a lever that brought nothing."""
-        yield from self._carry_out(plan, f"{lever.name} brought nothing")
-        self._drop(lever.name, why)
-        self._explain(lever.name, "dropped", why)
+    def _kept(self, lever: Lever, before: Plan, now: float, why: str | None = None) -> "Course[float | None]":
+        """Seconds of a batch with a lever that is carried out; None where it goes: it is no faster, or `why`."""
+        if why is None:
+            then = yield from self._settled()
+            for _ in range(AGAIN):  # the smaller last batch of an epoch is searched for too, when it comes
+                if then >= now / FASTER:
+                    then = min(then, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
+            if then < now / FASTER:
+                self._judge(lever.name, "kept", lever.what)
+                return then
+            why = _slowness(then / now)
+        yield from self._carry_out(before, f"{lever.name} brought nothing")
+        self._judge(lever.name, "dropped", why)
         self._remember()
+        return None
 
     def _not_worth_searching(self, plan: Plan, ahead: Ahead, now: float) -> str | None:
         """Why a search of cuDNN's algorithms does not pay; None where it may."""
-        if self._effects:
+        if self.first.effects:
             return "a step has effects that could not be restored"
         if plan.precision == "fp32":
             return "in fp32 the algorithms of the first steps stay"
@@ -749,37 +634,25 @@ class Tuner:
         ahead = yield from self._window()
         plan, subject, batch = self._loop.step.plan, self.subject, ahead.example
         target = subject.scene(ahead.loader)
-        lever = COMPILE_BLOCKS if _repeats_one(repeated_blocks(subject.model)) else COMPILE
+        kind = CompileBlocksLever if _repeats_one(repeated_blocks(subject.model)) else CompileLever
+        lever = NAMED[kind.name]
         why = self._dropped.get(lever.name) or lever.why_not(target, plan)
-        if self._effects:
+        if self.first.effects:
             why = "a step has effects that could not be restored"
         elif why is None:
             key = key_of(subject.model, batch, lever.pull(plan))
             guess = expected_seconds(subject.model, lever.pull(plan).compile, key)
             why = _would_hold_up("a compilation", guess.seconds, ahead, now, guess.evidence)
         if why is not None:
-            self._explain(lever.name, "not tried", why)
+            self._judge(lever.name, "not tried", why)
             return None
-        start = time.perf_counter()
-        before = self._gate.gradients(self._loop.step, batch)
-        new = lever.pull(plan)
-        self._loop.carry_out(self._now(new), "it is compiled", self._sizes.for_all(subject.objectives, new, batch))
-        began = time.perf_counter()
-        after = self._gate.gradients(self._loop.step, batch)  # in which it is compiled
-        if not isinstance(after, str):
-            remember_seconds(key, time.perf_counter() - began)
-        why = next((each for each in (before, after) if isinstance(each, str)), None)
+        start, new = time.perf_counter(), lever.pull(plan)
+        self._loop.carry_out(self._now(new), "it is compiled", self.first.for_all(subject.objectives, new, batch))
+        _, why = self._gate.asked(plan, None, batch)  # in which it is compiled
+        self.seconds += (took := time.perf_counter() - start)
         if why is None:
-            why = self._gate.stray(before, after, batch, random=self._is_random)
-        self.seconds += time.perf_counter() - start
-        if why is None:
-            then = yield from self._settled()
-            if then < now / FASTER:
-                self._explain(lever.name, "kept", lever.what)
-                return then
-            why = _slowness(then / now)
-        yield from self._taken_back(lever, plan, why)
-        return None
+            remember_seconds(key, took)
+        return (yield from self._kept(lever, plan, now, why))
 
     def _costs_too_much(self, ahead: Ahead) -> bool:
         """Whether repeating the gate would take more than `AUDIT_SHARE` of the rest of the run."""
@@ -837,11 +710,11 @@ class Tuner:
         yield from self._window()
         self._loop.carry_out(self._now(plan), why)
 
-    def _now(self, plan: Plan, *, dropped: bool = True) -> Plan:
+    def _now(self, plan: Plan) -> Plan:
         """A plan with the present stream and workers, and without levers dropped since it was made."""
         now = self._loop.step.plan
-        gone = [lever for lever in _pulled(plan, self.subject.plan) if dropped and lever.name in self._dropped]
-        return replace(_without(gone, plan), stream=now.stream, pinned=now.pinned, workers=now.workers)
+        gone = [lever for lever in added_levers(plan, self.subject.plan) if lever.name in self._dropped]
+        return replace(without(gone, plan), stream=now.stream, pinned=now.pinned, workers=now.workers)
 
     @property
     def _next(self) -> Ahead:
@@ -853,45 +726,29 @@ class Tuner:
         """The person's plan with the present stream and workers."""
         return self._now(self.subject.plan)
 
-    def _drop(self, lever: str, why: str) -> None:
-        self._dropped[lever] = why
+    @property
+    def _dropped(self) -> dict[str, str]:
+        """The levers that did not work here, and why."""
+        return {lever: why for lever, (verdict, why) in self._found.items() if verdict == "dropped"}
+
+    def _judge(self, lever: str, verdict: Verdict, why: str) -> None:
+        """Record what has become of a lever."""
+        self._found[lever] = verdict, why
         if self.tuning is not None:
-            trials = [Trial(t.lever, t.tier, "dropped", why) if t.lever == lever else t for t in self.tuning.trials]
+            trials = [replace(t, verdict=verdict, why=why) if t.lever == lever else t for t in self.tuning.trials]
             self.tuning = replace(self.tuning, trials=tuple(trials), plan=self._loop.step.plan)
 
-    def _explain(self, lever: str, verdict: Verdict, why: str) -> None:
-        """Record the verdict on a lever that is tried after the others."""
+    def _note(self, now: float) -> None:
+        """Record the plan in use. Single steps have decided, and give no figure of what it gains."""
         assert self.tuning is not None
-        trials = [replace(t, verdict=verdict, why=why) if t.lever == lever else t for t in self.tuning.trials]
-        self.tuning = replace(self.tuning, trials=tuple(trials))
-        self._later[lever] = next(t for t in trials if t.lever == lever)
-
-    def _note(self, proposal: Proposal, now: float | None) -> None:
-        """Record how the plan was found, and cache it. Single steps decide, and give no figure of what it gains."""
-        plan = self._loop.step.plan
-        pulled = {lever.name for lever in _pulled(plan, self.subject.plan)}
-        trials = []
-        for trial in proposal.trials:
-            verdict, why = trial.verdict, trial.why
-            if trial.lever in self._dropped:
-                verdict, why = "dropped", self._dropped[trial.lever]
-            elif trial.lever == WORKERS.name and self._workers is not None:
-                verdict, why = "kept" if plan.workers else "not tried", self._workers
-            elif trial.lever in pulled and verdict != "kept" and now is not None:
-                verdict, why = "kept", f"a captured step takes {now * 1e6:.0f} µs"
-            trials.append(self._later.get(trial.lever) or replace(trial, verdict=verdict, why=why))
-        self.tuning = record(self.subject, plan, trials, None, now, self.considered_for, self.seconds)
-        if now is not None and self._loop.together.size == 1:
-            Cache().put(proposal.key, self.tuning)
+        self.tuning = replace(self.tuning, plan=self._loop.step.plan, step=now, seconds=self.seconds)
+        self._remember()
+        self._tell()
 
     def _tell(self) -> None:
         """Say in a line which plan the run has."""
         if kept := ", ".join(in_words(self._loop.step.plan)):
-            self._say(f'the plan: {kept}; plan="plain" for fp32 eager')
-
-    def _say(self, words: str) -> None:
-        if self.display is not None:
-            self.display.say(words)
+            self.say(f'the plan: {kept}; plan="plain" for fp32 eager')
 
 
 def _would_hold_up(what: str, seconds: float, ahead: Ahead, now: float, evidence: str = "") -> str | None:
@@ -910,26 +767,6 @@ def _slowness(ratio: float) -> str:
     if round(ratio, 2) == 1:
         return "with it a step took as long as without it"
     return f"with it a step took {ratio:.3g} times as long"
-
-
-def _in_a_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-
-
-def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
-    """The levers that a plan has and another has not."""
-    return [lever for lever in LEVERS if lever.is_pulled(plan) and not lever.is_pulled(begin)]
-
-
-def _rounding(plan: Plan, begin: Plan) -> Sequence[Lever]:
-    """Those of them that round losses and gradients, about which the gate is asked."""
-    return [lever for lever in _pulled(plan, begin) if lever.tier == "B" and lever.changes_gradients]
-
-
-def _without(levers: Sequence[Lever], plan: Plan) -> Plan:
-    for lever in levers:
-        plan = lever.off(plan)
-    return plan
 
 
 def _repeats_one(blocks: Sequence[nn.Module]) -> bool:

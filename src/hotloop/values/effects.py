@@ -23,11 +23,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, time, timedelta
 from hashlib import blake2b
 from mmap import mmap
 from numbers import Number
-from operator import length_hint
+from operator import attrgetter, itemgetter, length_hint
+from pathlib import PurePath
 from queue import SimpleQueue
 from typing import Any, get_args
 
@@ -49,7 +50,7 @@ from hotloop._torch import (
     BatchNorm,
     version_of,
 )
-from hotloop.placement.sites import OURS, is_installed
+from hotloop.placement.sites import is_users_file
 from hotloop.values.attributes import HOOKS_INSTALLED
 from hotloop.values.rng import Generator, Rng
 
@@ -59,6 +60,9 @@ DEEPEST = 12  # levels below a root
 LONG_LIST = 1 << 16  # entries of a list up to which all numbers and words in it are looked at
 LARGE = 1 << 16  # bytes of an array from which on some of it stands for all
 WHOLE = 1 << 26  # bytes of an array up to which a sum stands for the rest
+MOST_COMPARED = 100_000  # that a full look compares, in 15 to 80 ms: more would cost more than a start of workers
+OBJECT = 50  # entries in the time of which an object or an array is compared
+MOST_ARRAY_BYTES = 256 << 20  # bytes of arrays, of which the sum takes 15 ms
 _PARTS = re.compile(r"[.\[<]")  # where in a path that of a part begins
 _WORDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format, type(...))
 _KINDS = frozenset(_WORDS)
@@ -72,6 +76,11 @@ _OF_PASSES = (int, float, complex, str, bytes, type(None), tuple, list, dict, se
 _TABLES = (dict, OrderedDict)
 _MAPPINGS = (dict, types.MappingProxyType, type(os.environ))  # others keep what they hold in attributes
 _CACHE = type(functools.cache(len))
+_LISTED = (list, tuple, dict, set, frozenset, deque)
+_FIXED = (  # kinds of objects that do not change, or of which a look sees all
+    *(type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, _CACHE),
+    *(range, slice, re.Pattern, PurePath, time, itemgetter, attrgetter, np.dtype, torch.layout),
+)
 _CLOSED = (  # nothing in these is a person's state
     type,
     types.ModuleType,
@@ -147,11 +156,18 @@ class ReachableState:
 
 
 def look(
-    roots: Mapping[str, object], skip: Skip | None = None, known: Iterable[object] = (), *, hold: bool = False
+    roots: Mapping[str, object],
+    skip: Skip | None = None,
+    known: Iterable[object] = (),
+    *,
+    hold: bool = False,
+    fully: bool = False,
 ) -> ReachableState:
     """Look at everything that is reachable from `roots`, by their names, but for what is `known`.
 
-    `hold`: the look has the tensors that it saw, and keeps them alive.
+    `hold`: the look has the tensors that it saw, and keeps them alive. `fully`: of long lists and large arrays all is
+    compared, not some places; what cannot be compared, or not in the time of starting a few processes, makes the look
+    incomplete.
 
     >>> calls = [1, 2]
     >>> before = look({"objective": calls.append})
@@ -159,7 +175,7 @@ def look(
     >>> before.changes(look({"objective": calls.append}))
     ['objective']
     """
-    walk = _Walk(skip or (lambda owner, name, value: False))
+    walk = (_FullWalk if fully else _Walk)(skip or (lambda owner, name, value: False))
     walk.leave(known)
     walk.leave((*_LOOKED_AFTER, *torch.cuda.default_generators))
     for name, root in roots.items():
@@ -353,6 +369,10 @@ class _Walk:
         self._visited: dict[int, object] = {}  # held, so that no other takes the place
         self._later: deque[tuple[object, str, int]] = deque()
 
+    def _has_slots(self, kind: type) -> bool:
+        """Whether slots of a class may hold a person's state."""
+        return _is_own_class(kind)
+
     def leave(self, known: Iterable[object]) -> None:
         """Look neither at these nor below them."""
         self._visited.update((id(value), value) for value in known)
@@ -423,7 +443,7 @@ class _Walk:
             self._class(value, path, depth)
         elif traits.is_iterator and not hasattr(value, "__dict__"):
             self._iterator(value, path, depth)
-        has_attributes = isinstance(getattr(value, "__dict__", None), dict) or _is_own_class(type(value))
+        has_attributes = isinstance(getattr(value, "__dict__", None), dict) or self._has_slots(type(value))
         if has_attributes and not isinstance(value, type) and value is not os.environ:  # of which the entries are all
             self._object(value, path, depth)
 
@@ -440,8 +460,12 @@ class _Walk:
 
     def _object(self, value: Any, path: str, depth: int) -> None:
         self._table(value, getattr(value, "__dict__", {}), path, depth)
-        slots = (name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name))
+        kinds = filter(self._has_slots, type(value).__mro__)
+        slots = (name for kind in kinds for name in _slots_of(kind) if hasattr(value, name))
         self._table(value, {name: getattr(value, name) for name in slots}, path, depth)
+        self._classes(value, path, depth)
+
+    def _classes(self, value: Any, path: str, depth: int) -> None:
         for kind in filter(_is_own_class, type(value).__mro__):
             self._class(kind, path, depth, hidden=getattr(value, "__dict__", {}))
 
@@ -517,7 +541,7 @@ class _Walk:
     def _function(self, function: types.FunctionType, path: str, depth: int) -> None:
         """What a function can reach besides its arguments: its closure, its defaults, the globals that it names."""
         code = function.__code__
-        own = _is_own(code.co_filename)
+        own = is_users_file(code.co_filename)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             if name == "__class__":  # of every method that calls super()
                 continue
@@ -558,6 +582,87 @@ class _Walk:
             elif not library or type(part) in _OF_LIBRARIES:
                 self._note_place(table, name, part, inner)
                 self.visit(part, inner, depth)
+
+
+class _FullWalk(_Walk):
+    """A look that leaves nothing to samples, or says that it is not complete."""
+
+    def __init__(self, skip: Skip) -> None:
+        super().__init__(skip)
+        self._cost = self._bytes = 0
+        self._kinds: set[type] = set()
+
+    def _has_slots(self, kind: type) -> bool:
+        return any(map(_slots_of, kind.__mro__))
+
+    def visit(self, value: Any, path: str, depth: int) -> None:
+        if not self.seen.complete or id(value) in self._visited:
+            return
+        super().visit(value, path, depth)
+        kind: type = type(value)
+        traits = _traits_of(kind)
+        if traits.is_word:
+            self.seen.values[path] = kind, value  # 1 is not True
+            return
+        self._pay(OBJECT)
+        self.seen.complete &= not traits.is_engine
+        if isinstance(value, Tensor | np.ndarray) and path in self.seen.values:
+            self.seen.values[path] = self.seen.values[path], self._sum_of(value)
+
+    def _inside(self, value: Any, path: str, depth: int) -> None:
+        if isinstance(value, set | frozenset):  # in whose order items may be made
+            self._sequence(list(value), path, depth)
+            return
+        noted = len(self.seen.values)
+        super()._inside(value, path, depth)
+        is_known = isinstance(value, _FIXED) or hasattr(value, "__dict__") or self._has_slots(type(value))
+        if not is_known and len(self.seen.values) == noted:
+            self.seen.complete = False  # an object of an extension, such as a table, which cannot be looked into
+
+    def _mapping(self, value: Any, path: str, depth: int) -> None:
+        kind: Any = dict if isinstance(value, dict) else type(value)
+        self._sequence([*kind.keys(value), *kind.values(value)], path, depth)
+
+    def _sequence(self, value: Any, path: str, depth: int) -> None:
+        self._pay(len(value))
+        kinds = set(map(type, value))
+        if kinds <= _KINDS:
+            self.seen.values[f"{path}[]"] = hash((*value, *map(type, value)))
+        elif kinds == {tuple} and set(map(type, itertools.chain.from_iterable(value))) <= _KINDS:
+            self.seen.values[f"{path}[]"] = hash(tuple(value))  # as in a list of (path, label)
+        else:
+            self.seen.values[f"{path}[]"] = len(value)
+            for number, part in enumerate(value):
+                self.visit(part, f"{path}[{number}]", depth)
+
+    def _classes(self, value: Any, path: str, depth: int) -> None:
+        kinds = [kind for kind in type(value).__mro__ if kind not in self._kinds]
+        self._kinds.update(kinds)
+        for kind in kinds:
+            inner = f"{path}.{kind.__qualname__}"  # objects may have attributes of the same names
+            if _is_own_class(kind):
+                self._class(kind, inner, depth)
+                continue
+            for name, part in vars(kind).items():
+                if isinstance(part, (*_LISTED, Tensor, np.ndarray)) and not name.startswith("__"):
+                    self.visit(part, f"{inner}.{name}", depth)
+
+    def _note_place(self, table: object, key: Any, part: Any, path: str) -> None:
+        """Nothing is read again."""
+
+    def _sum_of(self, value: Any) -> int:
+        """The sum of the words of an array; that their order is the same is seen in some places."""
+        if value.is_shared() if isinstance(value, Tensor) else getattr(value, "mode", "c") != "c":
+            return 0  # workers see what is written to its memory
+        memory = memory_of(value)
+        self._bytes += 0 if memory is None else memory.size
+        if (memory is None and 0 not in value.shape) or self._bytes > MOST_ARRAY_BYTES:
+            self.seen.complete = False
+        return 0 if memory is None or not self.seen.complete else sum_of_words(memory)
+
+    def _pay(self, entries: int) -> None:
+        self._cost += entries
+        self.seen.complete &= self._cost <= MOST_COMPARED
 
 
 @dataclass(frozen=True)
@@ -602,8 +707,8 @@ class _Unseen:
 
 
 def _slots_of(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ()) if _is_own_class(kind) else ()
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    slots = vars(kind).get("__slots__", ())
+    return tuple(name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
 
 
 @functools.lru_cache(4096)
@@ -704,6 +809,27 @@ def _checksum(values: Any) -> int:
     return hash((some, sum_of_words(flat_array.view(np.uint8)) if is_summed else 0))
 
 
+def memory_of(value: object, most: int | None = None) -> Any:
+    """The bytes of a tensor or an array of the host, mostly without a copy; None for anything else.
+
+    An array that is not of one piece is copied; with `most`, only so many rows of it as take about as many bytes.
+    """
+    if type(value) is np.ndarray or type(value) is np.memmap:
+        if value.dtype.hasobject or not value.size:
+            return None
+        if not value.flags.forc:
+            value = np.ascontiguousarray(value if most is None else value[:: max(1, value.nbytes // most)])
+        return value.reshape(-1, order="A").view(np.uint8)
+    if type(value) not in (Tensor, nn.Parameter, nn.Buffer) or not isinstance(value, Tensor) or value.is_meta:
+        return None
+    if value.device.type != "cpu" or value.layout != torch.strided or not value.numel():
+        return None
+    steps = zip(value.shape, value.stride(), strict=True)
+    extent = (1 + sum((size - 1) * stride for size, stride in steps)) * value.element_size()
+    # By address: no operation of PyTorch, which a mode such as FakeTensorMode would take for one of the model.
+    return np.frombuffer(memoryview((ctypes.c_uint8 * extent).from_address(value.data_ptr())), np.uint8)
+
+
 def sum_of_words(memory: Any) -> int:
     """The sum of all words of some bytes, which does not tell their order."""
     whole = memory.size - memory.size % 8
@@ -728,12 +854,6 @@ def _is_plain(value: object) -> bool:
     return type(value) in _WORDS
 
 
-@functools.cache
-def _is_own(file: str) -> bool:
-    """Whether a file is the person's own."""
-    return not (file.startswith(OURS) or is_installed(file))
-
-
 def _is_own_class(value: object) -> bool:
     return isinstance(value, type) and _is_own_type(value)
 
@@ -741,7 +861,7 @@ def _is_own_class(value: object) -> bool:
 @functools.lru_cache(4096)
 def _is_own_type(value: type) -> bool:
     functions = (inner for inner in vars(value).values() if isinstance(inner, types.FunctionType))
-    return any(_is_own(function.__code__.co_filename) for function in functions) or _plain_class(value)
+    return any(is_users_file(function.__code__.co_filename) for function in functions) or _plain_class(value)
 
 
 def _plain_class(kind: type) -> bool:
@@ -752,4 +872,4 @@ def _plain_class(kind: type) -> bool:
 
 def _is_own_module(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    return module.__name__ == "__main__" or (file is not None and _is_own(file))
+    return module.__name__ == "__main__" or (file is not None and is_users_file(file))

@@ -2,8 +2,6 @@
 
 import json
 
-import torch
-
 
 class Heard:
     def __init__(self, card):
@@ -33,30 +31,11 @@ class Heard:
     def waited(self, kind, place):
         self.events.append(["waited", kind])
 
-    def host(self, seconds, kind="data", workers=0):
-        self.events.append(["host", seconds, kind, workers])
+    def loaded(self, seconds, workers):
+        self.events.append(["loaded", seconds, workers])
 
     def step(self):
         self.events.append(["step"])
 
     def to_record(self):
         return {"notes": [json.dumps(event) for event in self.events]}
-
-
-class Small(Heard):
-    """Has room for 100,000 bytes."""
-
-    def __init__(self, card):
-        super().__init__(card)
-        self.sizes = {}
-
-    def allocated(self, key, size, kind):
-        if sum(self.sizes.values()) + size > 100_000:
-            raise torch.OutOfMemoryError("CUDA out of memory. (simulated)")
-        self.sizes[key] = size
-
-    def freed(self, key):
-        self.sizes.pop(key, None)
-
-    def to_record(self):
-        return {}

@@ -14,6 +14,8 @@ from hotloop.report.document import Block, Document, Patch, Table, Words
 from hotloop.report.runs import Run
 from hotloop.report.words import Fact, when
 
+HEADERS = ("---", "+++")  # of a file in a diff
+
 
 def diagnosis_words(diagnosis: Diagnosis) -> Group:
     """The answer first, then each finding with its fix, then what was tried in vain."""
@@ -23,7 +25,10 @@ def diagnosis_words(diagnosis: Diagnosis) -> Group:
         style = "green" if finding.verdict == "confirmed" else "yellow"
         parts += [Text(), Text(printable(f"{number}  {finding.where}  {result(finding)}"), style=style)]
         words: list[RenderableType] = [Text(printable(finding.what)), Text(f"fix: {printable(finding.fix)}")]
-        words += [Text(printable(line), style=_style(line)) for line in changed_lines(finding)]
+        changed = [
+            line for line in finding.diff.splitlines() if line.startswith(("-", "+")) and line[:3] not in HEADERS
+        ]
+        words += [Text(printable(line), style="green" if line[0] == "+" else "red") for line in changed]
         words += [Text(printable(said), style="dim") for said in (finding.why, finding.losses) if said][:1]
         parts.append(Padding(Group(*words), (0, 0, 0, 3), expand=False))
     if in_vain := [f"{each.rule} ({each.where})" for each in diagnosis.findings if each.verdict == "no gain"]:
@@ -66,11 +71,6 @@ def result(finding: Finding) -> str:
         )
         return f"{finding.gain}{where}"
     return finding.verdict
-
-
-def changed_lines(finding: Finding) -> Iterator[str]:
-    """The lines of a diff that are removed and added."""
-    yield from (line for line in finding.diff.splitlines() if line[:1] in ("-", "+") and line[:3] not in ("---", "+++"))
 
 
 def diagnosis_page(diagnosis: Diagnosis, *, command: str | None = None) -> str:
@@ -140,7 +140,3 @@ def _whole_result(finding: Finding) -> str:
     if finding.verdict == "no gain" and finding.gain is not None:
         said += f": {finding.gain}"
     return "; ".join(filter(None, (said, finding.why or finding.losses)))
-
-
-def _style(line: str) -> str:
-    return "green" if line.startswith("+") else "red"

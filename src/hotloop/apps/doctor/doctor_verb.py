@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,10 +69,8 @@ def doctor(
         raise BadArgument(f"there is no file {printable(target)}", fix="give the script as you would give it to python")
     with unwound_by_signals(), new_run(out) as run:
         try:
-            with (
-                _progress() as told,
-                Examination(target, arguments, module=module, turns=turns, steps=steps, told=told) as examination,
-            ):
+            with _progress() as told:
+                examination = Examination(target, arguments, module=module, turns=turns, steps=steps, told=told)
                 found = examination.run()
         except KeyboardInterrupt:
             print("hotloop: stopped; your files are unchanged", file=sys.stderr)
@@ -113,33 +112,21 @@ def _write(changed: dict[Path, tuple[str, str]]) -> list[str]:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr; where that is no terminal, a line for each thing that is tried for the first time."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What runs now, on stderr; where that is no terminal, a line for each thing that is tried for the first time."""
+    from rich.text import Text
 
-    where = console(stderr=True)
-    if not where.is_terminal:
-        said: set[str] = set()
+    where, runs, said = console(stderr=True), count(1), set[str]()
+    with where.status("") if where.is_terminal else nullcontext() as status:
 
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in said:
+        def tell(what: str) -> None:
+            if status is not None:
+                status.update(Text(printable(f"run {next(runs)}: {what}")))
+            elif what not in said:
                 print(f"hotloop: {printable(what)}", file=sys.stderr, flush=True)
                 said.add(what)
 
         yield tell
-        return
-    words = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True), words)
-    with Progress(*columns, console=where, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda what, done, total: bar.update(task, description=printable(what), completed=done, total=total)
 
 
 def _show(found: "Diagnosis", folder: Path, written: list[str]) -> None:

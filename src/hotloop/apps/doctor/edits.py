@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python counts lines: `splitlines` knows more ends
 
@@ -52,14 +51,9 @@ class SourceText:
 
     @cached_property
     def indent(self) -> str:
-        """What a block is indented with, as its first one has it."""
-        for node in ast.walk(self.tree):
-            body = getattr(node, "body", None)
-            if isinstance(node, ast.stmt) and isinstance(body, list) and body[0].lineno > node.lineno:
-                margin, outer = self.margin(body[0]), self.margin(node)
-                if margin.startswith(outer) and not margin.strip() and len(margin) > len(outer):
-                    return margin[len(outer) :]
-        return "    "
+        """What a block is indented with, as the first one has it."""
+        inner = (node for node in ast.walk(self.tree) if isinstance(node, ast.stmt) and node.col_offset)
+        return next((margin for margin in map(self.margin, inner) if not margin.strip()), "    ")
 
     # Where things are
 
@@ -109,25 +103,13 @@ class SourceText:
         given = {keyword.arg: keyword for keyword in call.keywords}
         edits = [self.replaced(given[name].value, code)[0] for name, code in arguments.items() if name in given]
         added = ", ".join(f"{name}={code}" for name, code in arguments.items() if name not in given)
-        if added:
-            every, closing = _arguments(call), self.span(call)[1] - 1
-            # After the last argument; where a bracket follows that belongs to no node, before the call's own.
-            ends = [max(self.span(each)[1] for each in every), closing] if every else [closing]
-            tried = ([*edits, Edit(end, end, f", {added}" if every else added)] for end in ends)
-            return next(filter(self._is_sound, tried), [])
-        return edits if self._is_sound(edits) else []
-
-    def without_argument(self, call: ast.Call, argument: ast.expr | ast.keyword) -> list[Edit]:
-        """A call without one of its arguments."""
-        every = _arguments(call)
-        at = every.index(argument)
-        start, end = self.span(argument)
-        if at:
-            start = self.span(every[at - 1])[1]
-        elif len(every) > 1:
-            end = self.span(every[1])[0]
-        edits = [Edit(start, end, "")]
-        return edits if self._is_sound(edits) else []
+        if not added:
+            return edits
+        given_ends = [self.span(each)[1] for each in call.args] + [self.span(each)[1] for each in call.keywords]
+        # After the last argument; where a bracket follows that belongs to no node, before the call's own.
+        ends = [*sorted(given_ends)[-1:], self.span(call)[1] - 1]
+        tried = ([*edits, Edit(end, end, f", {added}" if given_ends else added)] for end in ends)
+        return next(filter(self._is_sound, tried), [])
 
     def without(self, statement: ast.stmt, block: Sequence[ast.stmt]) -> list[Edit]:
         """A block without one of its statements."""
@@ -195,7 +177,10 @@ class SourceText:
 
 
 def applied(text: str, edits: Sequence[Edit]) -> str:
-    """The text with all of these edits; those of one place come in the order in which they are given."""
+    """The text with all of these edits; a `ValueError` where one changes what another one does.
+
+    Those of one place come in the order in which they are given.
+    """
     parts, at = [], 0
     for edit in sorted(edits, key=lambda each: (each.start, each.end)):
         if edit.start < at:
@@ -203,12 +188,6 @@ def applied(text: str, edits: Sequence[Edit]) -> str:
         parts += [text[at : edit.start], edit.text]
         at = edit.end
     return "".join((*parts, text[at:]))
-
-
-def fit_together(edits: Sequence[Edit]) -> bool:
-    """Whether none of them changes what another one changes."""
-    ordered = sorted(set(edits))
-    return all(one.end <= other.start for one, other in pairwise(ordered))
 
 
 def diff_of(changes: Mapping[str, tuple[str, str]]) -> str:
@@ -234,11 +213,6 @@ def diff_of(changes: Mapping[str, tuple[str, str]]) -> str:
 def name_of(function: ast.expr) -> str:
     """The last part of a dotted name."""
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def _arguments(call: ast.Call) -> list[ast.expr | ast.keyword]:
-    every: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    return sorted(every, key=lambda each: (each.lineno, each.col_offset))
 
 
 def holds(node: ast.stmt | ast.expr, line: int) -> bool:

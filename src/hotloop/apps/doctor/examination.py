@@ -5,17 +5,15 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Self
 
 import torch
 
 from hotloop.apps.doctor.diagnosis import LEAST_MEMORY, Diagnosis, Finding, Gain, Tier, Turn, Verdict
-from hotloop.apps.doctor.edits import Edit, SourceText, applied, diff_of, fit_together
+from hotloop.apps.doctor.edits import Edit, SourceText, applied, diff_of
 from hotloop.apps.doctor.examined_script import ScriptRun
 from hotloop.apps.doctor.looking import LOOK
 from hotloop.apps.doctor.rules import RULES, Candidate, Script, ScriptRule
@@ -34,12 +32,11 @@ FEWEST, LEAST = 4, 12  # timed steps: without which nothing is compared, and tha
 LONG = 15.0  # … where they take no more seconds than this
 PATIENCE, LONGEST = 4.0, 1800.0  # a turn may take so many times as long as the look; seconds for that
 HOPELESS = 0.95  # times as fast at best: one turn that slow ends a trial
-WORTH = 1.1  # times as fast, from which what brought nothing before is tried once more on top
 ROUNDING: dict[Tier, float] = {"A": 1e-5, "B": 0.02}  # mean relative difference of losses that a fix may make
 COMPARED = 20  # losses of tier B: training amplifies rounding, and later ones may differ for nothing
 REPEATABLE = 0.02  # the same between two unchanged runs, beyond which losses cannot be compared
 
-Told = Callable[[str, int, int], None]  # what is done now, runs that are done, runs in all
+Told = Callable[[str], None]  # what the run that begins is for
 
 
 class ScriptFailed(HotloopError, RuntimeError):
@@ -84,8 +81,7 @@ class _TriedFix:
 class Examination:
     """Examines a script: runs it many times, each time in a process of its own and for a few steps.
 
-    >>> with Examination("train.py", ["--epochs", "1"]) as examination:  # doctest: +SKIP
-    ...     diagnosis = examination.run()
+    >>> diagnosis = Examination("train.py", ["--epochs", "1"]).run()  # doctest: +SKIP
     """
 
     def __init__(
@@ -96,28 +92,21 @@ class Examination:
         module: bool = False,
         turns: int = 3,
         steps: int | None = None,
-        told: Told = lambda what, done, total: None,
+        told: Told = lambda what: None,
     ) -> None:
-        if turns < 2 or (steps is not None and steps < 1):
-            raise BadArgument(f"turns={turns}, steps={steps}", fix="give at least 2 turns and 1 step")
         self._asked = ScriptRun(target, tuple(arguments), module)
         self._turns, self._steps, self._told = turns, steps, told
-        self._done, self._total = 0, 1
         self._paces: list[float] = []  # seconds of a step in unchanged runs
         self._ended = 0  # steps after which the last run ended by itself
         self._notes: list[str] = []
-        self._stack = ExitStack()
         self.changed: dict[Path, tuple[str, str]] = {}  # files with all confirmed fixes, each before and after
-
-    def __enter__(self) -> Self:
-        self._runs = self._stack.enter_context(Turns())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def run(self) -> Diagnosis:
         """Look, suspect, try."""
+        with Turns() as self._runs:
+            return self._run()
+
+    def _run(self) -> Diagnosis:
         seen = self._look()
         self._sources = self._sources_of(seen)
         script = Script(self._main(seen), seen, self._sources)
@@ -152,11 +141,10 @@ class Examination:
     # Looking
 
     def _look(self) -> SeenScript:
-        self._told("looking at its steps", 0, 1)
+        self._told("looking at its steps")
         begun = time.monotonic()
         answer = self._runs.run(replace(self._asked, seconds=SECONDS, limit=LONGEST))
         self._limit = max(120.0, PATIENCE * (time.monotonic() - begun))
-        self._done = 1
         target, error = printable(self._asked.target), answer.get("error")
         seen = SeenScript.from_json(answer[LOOK]) if LOOK in answer else None
         if seen is None or (error and seen.steps < WARMUP + FEWEST):
@@ -164,10 +152,7 @@ class Examination:
             output = "".join(f"\n  | {line}" for line in answer["output"])
             raise ScriptFailed(f"{target} failed{after}: {printable(str(error))}{output}", fix="repair it first")
         if not seen.steps:
-            raise BadArgument(
-                f"{target} ended {WITHOUT_STEPS}",
-                fix=TRAIN,
-            )
+            raise BadArgument(f"{target} ended {WITHOUT_STEPS}", fix=TRAIN)
         if seen.steps < WARMUP + FEWEST:
             raise BadArgument(
                 f"{target} ended after {plural(seen.steps, 'training step')}, and the doctor needs {WARMUP + FEWEST}",
@@ -200,30 +185,24 @@ class Examination:
     # Trying
 
     def _try(self, trials: list[_TriedFix]) -> tuple[list[_TriedFix], list[_TriedFix]]:
-        """Every fix by itself; then, where some make the script faster, the others on top of these."""
-        if not trials:
-            return [], []
+        """Every fix by itself; then what brought nothing, on top of those that make the script faster."""
         of_steps = [each for each in trials if not each.is_of_evaluation]
         of_evaluation = [each for each in trials if each.is_of_evaluation]
-        self._total += self._turns * (len(trials) + bool(of_steps) + bool(of_evaluation))
         trials = [*self._in_turns(of_steps, []), *self._in_turns(of_evaluation, [])]
-        adopted = self._combined([each for each in trials if self._verdict(each)[0] == "confirmed"])
+        adopted = self._combined([each for each in trials if self._is(each, "confirmed")])
+        if all(each.is_of_evaluation for each in adopted):
+            return trials, adopted
         again = [
             each
             for each in trials
-            if self._verdict(each)[0] == "no gain" and not each.is_of_evaluation and self._with_fixes([*adopted, each])
+            if self._is(each, "no gain") and not each.is_of_evaluation and self._with_fixes([*adopted, each])
         ]
-        if again and any(
-            each.gain is not None and each.gain.times >= WORTH for each in adopted if not each.is_of_evaluation
-        ):
-            self._total += self._turns * (len(again) + 1)
-            fresh = [_TriedFix(each.rule, each.candidate, on_top=True) for each in again]
-            later = self._in_turns(fresh, adopted)
-            helped = [each for each in later if self._verdict(each)[0] == "confirmed"]
-            names = {(each.rule, each.candidate.place) for each in helped}
-            trials = [*(each for each in trials if (each.rule, each.candidate.place) not in names), *helped]
-            adopted = self._combined([*adopted, *helped])
-        return trials, adopted
+        on_top = self._in_turns([_TriedFix(each.rule, each.candidate, on_top=True) for each in again], adopted)
+        helped = [each for each in on_top if self._is(each, "confirmed")]
+        for before, after in zip(again, on_top, strict=True):
+            if after in helped:
+                trials[trials.index(before)] = after
+        return trials, self._combined([*adopted, *helped]) if helped else adopted
 
     def _in_turns(self, trials: Sequence[_TriedFix], adopted: Sequence[_TriedFix]) -> list[_TriedFix]:
         """Turns without and with each fix, alternating.
@@ -236,10 +215,6 @@ class Examination:
             again = [n for n, trial in enumerate(now) if (trial.is_promising if turn < self._turns else trial.is_open)]
             if not again:
                 break
-            if turn < self._turns:
-                self._done += len(now) - len(again)
-            else:
-                self._total += 1 + len(again)
             if not now[0].is_of_evaluation:
                 before = self._baseline(adopted)
             else:
@@ -293,31 +268,27 @@ class Examination:
         """All fixes at once, in turns with the unchanged script; only the best of them if that changes the losses."""
         if sum(not each.is_of_evaluation for each in adopted) < 2:
             return None, "", adopted
-        self._total += 2 * self._turns
         before, after = [], []
         for _ in range(self._turns):
             before.append(self._baseline())
-            turn, error = self._turn("timing all fixes together", adopted)
+            turn, why = self._turn("timing all fixes together", adopted)
             if turn is None:
-                self._notes.append(f"Only the best fix is in the patch: together they ran once, then failed: {error}.")
-                return None, "", adopted[:1]
+                break
             after.append(turn)
-        gain = Gain(tuple(before), tuple(after))
-        tier: Tier = "B" if any(each.rule.tier == "B" for each in adopted) else "A"
-        same, losses = self._compared(gain, tier)
-        if same:
-            return gain, losses, adopted
-        self._notes.append(f"Only the best fix is in the patch: with all of them, {losses}.")
+        else:
+            gain = Gain(tuple(before), tuple(after))
+            same, why = self._compared(gain, "B" if any(each.rule.tier == "B" for each in adopted) else "A")
+            if same:
+                return gain, why, adopted
+        self._notes.append(f"Only the best fix is in the patch: with all of them, {why}.")
         return None, "", adopted[:1]
 
     def _turn(self, doing: str, fixes: Sequence[_TriedFix], *, evaluation: bool = False) -> tuple[Turn | None, str]:
         """One run with some fixes; or why there is none."""
-        self._told(doing, self._done, max(self._total, self._done + 1))
+        self._told(doing)
         sources = self._with_fixes(fixes) or None
         asked = replace(self._asked, warmup=WARMUP, steps=self._timed, limit=self._limit, sources=sources)
-        asked = replace(asked, evaluation=evaluation)
-        answer = self._runs.run(asked)
-        self._done += 1
+        answer = self._runs.run(replace(asked, evaluation=evaluation))
         if (turn := answer.get(TURN)) is not None:
             return Turn.from_json(turn), ""
         self._ended = answer.get("steps", 0)
@@ -331,10 +302,10 @@ class Examination:
                 edits.setdefault(file, {}).update(dict.fromkeys(each))
         changed = {}
         for file, several in edits.items():
-            if file not in self._sources or not fit_together(list(several)):
+            if file not in self._sources:
                 return {}
-            text = applied(self._sources[file].text, list(several))
             try:
+                text = applied(self._sources[file].text, list(several))
                 compile(text, file, "exec", dont_inherit=True)
             except (SyntaxError, ValueError):
                 return {}
@@ -364,6 +335,9 @@ class Examination:
             on_top=trial.on_top,
             of_evaluation=trial.is_of_evaluation,
         )
+
+    def _is(self, trial: _TriedFix, verdict: Verdict) -> bool:
+        return self._verdict(trial)[0] == verdict
 
     def _verdict(self, trial: _TriedFix) -> tuple[Verdict, str, str]:
         """What the turns say, why, and how losses compare."""
@@ -401,10 +375,7 @@ class Examination:
 
 def in_patch(file: str) -> str:
     """A file as a patch names it: from the folder of the person, or from the root where it lies elsewhere."""
-    try:
-        return Path(file).relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return Path(file).as_posix().lstrip("/")
+    return Path(short(file)).as_posix().lstrip("/")
 
 
 def _apart(one: Sequence[float], other: Sequence[float]) -> float:

@@ -65,8 +65,8 @@ def run(exchange: Exchange) -> int:
     else:
         home = Path.cwd() if request.module else Path(request.target).resolve().parent
         watch = TimedSteps(request.warmup, request.steps) if request.steps else ScriptLook(request.seconds, home)
-    script = ScriptSteps(stepped, _silent)
-    with watch:
+    script = ScriptSteps(stepped)
+    with watch.watching():
         ending = script.run(request.target, request.arguments, module=request.module, sources=request.sources)
     sys.stdout.flush()
     error = _error(ending)
@@ -85,10 +85,6 @@ def _error(ending: BaseException | None) -> str | None:
     words = "".join(shown_without(ending, _HERE).format())
     print(words, end="", file=sys.stderr)
     return words.strip().splitlines()[-1]
-
-
-def _silent(words: str) -> None:
-    """The person sees what all turns say, not each."""
 
 
 def main(exchange: Exchange) -> int:

@@ -6,14 +6,14 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial, wraps
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,14 +45,14 @@ from hotloop.data.worker_count import bytes_in
 from hotloop.device import pick
 from hotloop.device.clock import synchronize
 from hotloop.levers.fused import without_fused_kernel
-from hotloop.placement.sites import OURS, Site, frames, is_installed, is_users, site_of, user_site, variables
+from hotloop.placement.sites import Site, frames, is_users, is_users_file, site_of, user_site, variables
 from hotloop.profiling.operation_log import LoggedOperation, OperationLog
-from hotloop.scripts.training_steps import around
+from hotloop.scripts.training_steps import after_each, around, before_backward, before_each
 
 WARMUP = 3  # steps that nothing is concluded from: memory is allocated, kernels are chosen, workers start
 LOGGED = WARMUP + 1  # the step of which every operation is logged
 LOOK = "look"  # of an answer
-FEWEST, LEAST, MOST = 4, 10, 5000  # plain steps after it; the fewest where steps are slow
+FEWEST, LEAST = 4, 10  # plain steps after it; the fewest where steps are slow
 LONG = 15.0  # seconds for them, in which slow ones are not made up to the least
 MOST_NODES = 2000  # of a graph that are counted
 LATEST = 8  # steps in which variables are watched
@@ -73,14 +73,14 @@ class ScriptLook:
         self._seconds = seconds
         self._pace: list[float] = []  # when steps have ended, after the logged one
         self._loaders: dict[tuple[Site | None, Site | None], _Loading] = {}  # by the lines that make and read them
-        self._made: WeakKeyDictionary[DataLoader[Any], _Made] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[DataLoader[Any], tuple[Site | None, tuple[str, ...]]] = WeakKeyDictionary()
         self._iterators: WeakKeyDictionary[Any, _Loading] = WeakKeyDictionary()
         self._read_from: _Loading | None = None  # the loader of the last batch
         self._optimizers: WeakKeyDictionary[Optimizer, Site | None] = WeakKeyDictionary()  # and where they are made
         self._stepped: dict[Optimizer, Site | None] = {}  # kept: a script that has ended has let them go
-        self._calls: dict[Site, _Calls] = {}
-        self._since: list[_Calls] = []  # calls since the last backward pass
-        self._backwards: dict[Site, None] = {}
+        self._calls: dict[Site, SeenCall] = {}
+        self._since: list[tuple[Site, bool]] = []  # calls since the last backward pass, and whether in training mode
+        self._backwards: dict[Location, None] = {}
         self._counts: Counter[tuple[str, Site]] = Counter()
         self._variables = _Variables()
         self._depth = 0  # of modules that run
@@ -88,36 +88,31 @@ class ScriptLook:
         self._log: OperationLog | None = None
         self._logging = ExitStack()
         self._device = torch.device("cpu")
-        self._undo = ExitStack()
 
-    def __enter__(self) -> Self:
-        patched: list[tuple[Any, str, Callable[..., Any]]] = [
-            (DataLoader, "__init__", self._making_loaders),
-            (DataLoader, "__iter__", self._beginning_epochs),
-            (LoaderIterator, "__next__", self._waiting),
-            (Optimizer, "__init__", self._making_optimizers),
-            (Optimizer, "zero_grad", self._zeroing),
-            (nn.Module, "zero_grad", self._zeroing),
-            (torch.autograd, "backward", self._going_back),
-            (torch.autograd, "grad", self._going_back),
-            (gc, "collect", partial(self._counting, COLLECTS)),
-            (torch.cuda, "empty_cache", partial(self._counting, EMPTIES)),
-            (torch.cuda, "synchronize", partial(self._counting, SYNCHRONIZES)),
-            (Tensor, "to", self._copying),
-            (Tensor, "cuda", self._copying),
-            *((Tensor, name, self._reading) for name in _READING),
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        modules = nn.modules.module
+        noticed: list[AbstractContextManager[Any]] = [
+            after_each(DataLoader, "__init__", self._loader_made),
+            around(DataLoader, "__iter__", self._beginning_epochs),
+            around(LoaderIterator, "__next__", self._waiting),
+            after_each(Optimizer, "__init__", self._optimizer_made),
+            register_optimizer_step_pre_hook(self._updating),
+            *(before_each(owner, "zero_grad", self._zeroing) for owner in (Optimizer, nn.Module)),
+            before_backward(self._going_back),
+            before_each(gc, "collect", partial(self._asked_for, COLLECTS)),
+            before_each(torch.cuda, "empty_cache", partial(self._asked_for, EMPTIES)),
+            before_each(torch.cuda, "synchronize", partial(self._asked_for, SYNCHRONIZES)),
+            *(after_each(Tensor, name, self._copied) for name in ("to", "cuda")),
+            *(before_each(Tensor, name, self._read) for name in _READING),
+            modules.register_module_forward_pre_hook(self._begin_call),
+            modules.register_module_forward_hook(self._end_call, always_call=True),
+            self._logging,
         ]
-        for owner, name, make in patched:
-            self._undo.enter_context(around(owner, name, make))
-        self._undo.callback(register_optimizer_step_pre_hook(self._updating).remove)
-        self._undo.callback(nn.modules.module.register_module_forward_pre_hook(self._calling).remove)
-        hook = nn.modules.module.register_module_forward_hook(self._called, always_call=True)
-        self._undo.callback(hook.remove)
-        self._undo.callback(self._logging.close)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
+        with ExitStack() as undo:
+            for each in noticed:
+                undo.enter_context(each)
+            yield
 
     def answer(self, *, has_ended: bool) -> dict[str, Any]:
         return {LOOK: self.seen(has_ended=has_ended).to_json()}
@@ -143,7 +138,7 @@ class ScriptLook:
         made = len(self._pace) - 1
         looked = self._pace[-1] - self._pace[0]
         is_enough = made >= LEAST and looked >= self._seconds
-        if not is_enough and made < MOST and (made < FEWEST or looked < LONG):
+        if not is_enough and (made < FEWEST or looked < LONG):
             return False
         synchronize(self._device)
         self._pace[-1] = time.perf_counter()
@@ -160,11 +155,11 @@ class ScriptLook:
             steps=self.steps,
             has_ended=has_ended,
             step=step,
-            files=tuple(_own_files(self._folder)),
+            files=_own_files(self._folder),
             loaders=tuple(each.seen(made, step) for each in self._loaders.values() if each.trains),
             optimizers=tuple(self._seen_optimizers()),
-            calls=tuple(each.seen() for each in self._calls.values()),
-            backwards=tuple(map(_place, self._backwards)),
+            calls=tuple(replace(each, has_grad=each.has_grad and not each.is_trained) for each in self._calls.values()),
+            backwards=tuple(self._backwards),
             lines=tuple(self._seen_lines(logged)),
             growth=tuple(self._variables.growing()),
             has_anomaly_mode=self._anomaly,
@@ -197,22 +192,17 @@ class ScriptLook:
 
     # What is watched
 
-    def _making_loaders(self, original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
-        def make(loader: DataLoader[Any], *args: Any, **options: Any) -> None:
-            original(loader, *args, **options)
-            given = signature(original).bind(loader, *args, **options).arguments
-            self._made[loader] = _Made(user_site(), tuple(given))
-
-        return make
+    def _loader_made(self, _: None, loader: DataLoader[Any], *args: Any, **options: Any) -> None:
+        given = signature(DataLoader.__init__).bind(loader, *args, **options).arguments
+        self._made[loader] = user_site(), tuple(given)
 
     def _beginning_epochs(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def begin(loader: DataLoader[Any]) -> Any:
-            made, frame = self._made.get(loader, _Made()), user_frame()
-            key = (made.site, None if frame is None else site_of(frame))
+            (made, given), frame = self._made.get(loader, (None, ())), _user_frame()
+            key = (made, None if frame is None else site_of(frame))
             if key not in self._loaders:
-                self._loaders[key] = _Loading(loader, made, frame)
+                self._loaders[key] = _Loading(_seen_loader(loader, made, given, frame))
             loading = self._loaders[key]
             loading.begin()
             iterator = original(loader)
@@ -235,119 +225,75 @@ class ScriptLook:
 
         return wait
 
-    def _making_optimizers(self, original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
-        def make(optimizer: Optimizer, *args: Any, **options: Any) -> None:
-            original(optimizer, *args, **options)
-            self._optimizers[optimizer] = user_site()
-
-        return make
+    def _optimizer_made(self, _: None, optimizer: Optimizer, *args: Any, **options: Any) -> None:
+        self._optimizers[optimizer] = user_site()
 
     def _updating(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped[optimizer] = self._optimizers.get(optimizer)
 
-    def _zeroing(self, original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
-        def zero(owner: Any, set_to_none: bool = True) -> None:
-            if not set_to_none:
-                self._count(KEEPS_ZEROS)
-            original(owner, set_to_none)
+    def _zeroing(self, owner: Any, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            self._count(KEEPS_ZEROS)
 
-        return zero
+    def _asked_for(self, what: str, *args: Any, **options: Any) -> None:
+        caller = sys._getframe(2)
+        if self.steps and is_users(caller):  # before the first step it happens once; a library has its reasons
+            self._counts[what, site_of(caller)] += 1
 
-    def _counting(self, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def counted(*args: Any, **options: Any) -> Any:
-            caller = sys._getframe(1)
-            if self.steps and is_users(caller):  # before the first step it happens once; a library has its reasons
-                self._counts[what, site_of(caller)] += 1
-            return original(*args, **options)
+    def _copied(self, copied: Tensor, tensor: Tensor, *args: Any, **options: Any) -> None:
+        if self.steps and tensor.device.type == "cpu" and copied.device.type == "cuda":
+            self._count(COPIES)
 
-        return counted
-
-    def _copying(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        @wraps(original)
-        def copy(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
-            copied = original(tensor, *args, **options)
-            if self.steps and tensor.device.type == "cpu" and copied.device.type == "cuda":
-                self._count(COPIES)
-            return copied
-
-        return copy
-
-    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def read(tensor: Tensor, *args: Any, **options: Any) -> Any:
-            if self.steps and tensor.device.type == "cuda":
-                self._count(READS)
-            return original(tensor, *args, **options)
-
-        return read
+    def _read(self, tensor: Tensor, *args: Any, **options: Any) -> None:
+        if self.steps and tensor.device.type == "cuda":
+            self._count(READS)
 
     def _count(self, what: str) -> None:
         site = user_site()
         if site is not None:
             self._counts[what, site] += 1
 
-    def _going_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def backward(*args: Any, **options: Any) -> Any:
-            self._anomaly |= torch.is_anomaly_enabled()
-            if self._read_from is not None:
-                self._read_from.trains = True
-            for number, call in enumerate(reversed(self._since)):
-                call.is_trained |= number == 0 or call.in_training
-            self._since.clear()
-            site = user_site()
-            if site is not None:
-                self._backwards[site] = None
-            return original(*args, **options)
+    def _going_back(self, *args: Any, **options: Any) -> None:
+        self._anomaly |= torch.is_anomaly_enabled()
+        if self._read_from is not None:
+            self._read_from.trains = True
+        for number, (site, in_training) in enumerate(reversed(self._since)):
+            if number == 0 or in_training:
+                self._calls[site] = replace(self._calls[site], is_trained=True)
+        self._since.clear()
+        site_here = user_site()
+        if site_here is not None:
+            self._backwards[_place(site_here)] = None
 
-        return backward
-
-    def _calling(self, module: nn.Module, args: Any) -> None:
+    def _begin_call(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
         if self._depth > 1 or torch.compiler.is_compiling():
             return
-        frame = user_frame()
-        if frame is None or not any(True for _ in module.parameters()):
+        frame = _user_frame()
+        if frame is None or next(module.parameters(), None) is None:
             return
         site = site_of(frame)
         if site not in self._calls:
-            self._calls[site] = _Calls(site, module, args, frame)
-        call = self._calls[site]
-        call.note(module)
-        self._since.append(call)
+            self._calls[site] = _seen_call(module, args, frame)
+        if not module.training and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+            self._calls[site] = replace(self._calls[site], has_grad=True)
+        self._since.append((site, module.training))
 
-    def _called(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end_call(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth = max(self._depth - 1, 0)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """How a loader was made."""
-
-    site: Site | None = None
-    given: tuple[str, ...] = ()  # names of its arguments
 
 
 class _Loading:
     """How a loader is read."""
 
-    def __init__(self, loader: DataLoader[Any], made: _Made, frame: FrameType | None) -> None:
+    def __init__(self, record: SeenLoader) -> None:
         self.trains = False
         self.waited = 0.0
-        self._made, self._frame_names = made, ("", "")
-        self._read = None if frame is None else site_of(frame)
-        self._settings = (loader.num_workers, loader.persistent_workers, loader.pin_memory)
-        iterable = isinstance(loader.dataset, IterableDataset)
-        self._kind = (is_constant(loader.dataset), type(loader) is DataLoader, iterable)
+        self._record = record  # without what is known at the end
         self._epochs = 0
         self._batch_bytes = 0
         self._begun: float | None = None  # when an epoch began that has no batch yet
         self._starts: list[float] = []
-        if frame is not None:
-            self._frame_names = (_name_of(loader, frame), _device_name_in(frame))
 
     def begin(self) -> None:
         self._epochs += 1
@@ -362,91 +308,69 @@ class _Loading:
         self.waited += seconds
 
     def seen(self, steps: int, step: float) -> SeenLoader:
-        name, device = self._frame_names
         later, wait = self._starts[1:], self.waited / steps
         advice = workers_for(
             None,
-            workers=self._settings[0],
+            workers=self._record.workers,
             batch_seconds=step,
             waited=wait / step if step else 0.0,
             step_seconds=step - wait,
             batch_bytes=self._batch_bytes,
         )
-        return SeenLoader(
-            _place_of(self._made.site),
-            self._made.given,
-            _place_of(self._read),
-            name,
-            device,
-            *self._settings,
-            *self._kind,
-            self._epochs,
-            sum(later) / len(later) if later else 0.0,
-            wait,
-            advice.number,
-        )
+        start = sum(later) / len(later) if later else 0.0
+        return replace(self._record, epochs=self._epochs, start=start, wait=wait, enough=advice.number)
 
 
-class _Calls:
-    """A line that calls a model."""
+def _seen_loader(
+    loader: DataLoader[Any], made: Site | None, given: tuple[str, ...], frame: FrameType | None
+) -> SeenLoader:
+    return SeenLoader(
+        made=_place_of(made),
+        given=given,
+        read=None if frame is None else _place(site_of(frame)),
+        name="" if frame is None else _name_of(loader, frame),
+        device="" if frame is None else _device_name_in(frame),
+        workers=loader.num_workers,
+        is_persistent=loader.persistent_workers,
+        is_pinned=loader.pin_memory,
+        is_constant=is_constant(loader.dataset),
+        is_plain=type(loader) is DataLoader,
+        is_iterable=isinstance(loader.dataset, IterableDataset),
+    )
 
-    def __init__(self, site: Site, module: nn.Module, args: Any, frame: FrameType) -> None:
-        self.is_trained = self.in_training = False
-        self._site, self._name = site, _name_of(module, frame)
-        self._has_grad = False
-        images = [leaf for leaf in leaves_of(args) if isinstance(leaf, Tensor) and leaf.dim() == 4]
-        convolutions = [part for part in module.modules() if type(part) is nn.Conv2d]
-        weights = [part.weight for part in convolutions if part.weight.dtype == torch.float32]
-        self._convolutions = len(weights) if images else 0
-        self._is_channels_last = all(
-            each.is_contiguous(memory_format=torch.channels_last) for each in (*weights, *images)
-        )
-        device = next(module.parameters()).device.type
-        self._is_autocast = torch.is_autocast_enabled(device)
 
-    def note(self, module: nn.Module) -> None:
-        self.in_training = module.training
-        records = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-        self._has_grad |= not module.training and records
-
-    def seen(self) -> SeenCall:
-        return SeenCall(
-            _place(self._site),
-            self._name,
-            self.is_trained,
-            self._has_grad and not self.is_trained,
-            self._convolutions,
-            self._is_channels_last,
-            self._is_autocast,
-        )
+def _seen_call(module: nn.Module, args: Any, frame: FrameType) -> SeenCall:
+    images = [leaf for leaf in leaves_of(args) if isinstance(leaf, Tensor) and leaf.dim() == 4]
+    convolutions = [part for part in module.modules() if type(part) is nn.Conv2d]
+    weights = [part.weight for part in convolutions if part.weight.dtype == torch.float32]
+    return SeenCall(
+        place=_place(site_of(frame)),
+        name=_name_of(module, frame),
+        convolutions=len(weights) if images else 0,
+        is_channels_last=all(each.is_contiguous(memory_format=torch.channels_last) for each in (*weights, *images)),
+        is_autocast=torch.is_autocast_enabled(next(module.parameters()).device.type),
+    )
 
 
 class _Variables:
     """Variables whose graphs become longer with every step."""
 
     def __init__(self) -> None:
-        self._sizes: dict[tuple[str, str, str], list[int]] = {}
-        self._lines: dict[tuple[str, str, str], int] = {}
+        self._sizes: dict[tuple[str, str, str], list[tuple[int, int]]] = {}  # by name, file and function; with the line
 
     def note(self, start: FrameType | None) -> None:
-        for frame in frames(start):
-            if not is_users(frame):
-                continue
-            code = frame.f_code
+        for frame in filter(is_users, frames(start)):
             for name, value in variables(frame).items():
                 size = _graph_size(value)
-                if size is None:
-                    continue
-                key = (name, code.co_filename, code.co_name)
-                self._sizes.setdefault(key, []).append(size)
-                self._lines[key] = frame.f_lineno
+                if size is not None:
+                    key = (name, frame.f_code.co_filename, frame.f_code.co_name)
+                    self._sizes.setdefault(key, []).append((size, frame.f_lineno))
 
     def growing(self) -> Iterator[SeenGrowth]:
-        for key, sizes in self._sizes.items():
+        for (name, file, _), sizes in self._sizes.items():
             last = sizes[-4:]
-            if len(last) == 4 and all(one < other for one, other in pairwise(last)):
-                name, file, _ = key
-                yield SeenGrowth(name, file, self._lines[key])
+            if len(last) == 4 and all(one < other for (one, _), (other, _) in pairwise(last)):
+                yield SeenGrowth(name, file, last[-1][1])
 
 
 def _graph_size(value: object) -> int | None:
@@ -476,7 +400,7 @@ def _matmuls(logged: Iterable[LoggedOperation]) -> Counter[str]:
     return flops
 
 
-def user_frame() -> FrameType | None:
+def _user_frame() -> FrameType | None:
     """The innermost frame of the person's own code."""
     return next(filter(is_users, frames(sys._getframe(1))), None)
 
@@ -503,23 +427,15 @@ def _device_name_in(frame: FrameType) -> str:
     return ""
 
 
-def _own_files(folder: Path) -> Iterator[str]:
+def _own_files(folder: Path) -> tuple[str, ...]:
     """Files of modules that are the person's own: in the script's folder or below it, and of no package."""
-    seen: set[str] = set()
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and file not in seen and _is_own(file, folder):
-            seen.add(file)
-            yield file
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    named = dict.fromkeys(file for file in files if isinstance(file, str) and file.endswith(".py"))
+    return tuple(file for file in named if is_users_file(file) and _is_below(Path(file), folder))
 
 
-def _is_own(file: str, folder: Path) -> bool:
-    return (
-        not file.startswith(OURS)
-        and not is_installed(file)
-        and Path(file).is_file()
-        and Path(file).resolve().is_relative_to(folder)
-    )
+def _is_below(file: Path, folder: Path) -> bool:
+    return file.is_file() and file.resolve().is_relative_to(folder)
 
 
 def _place(site: Site) -> Location:

@@ -33,10 +33,10 @@ class SeenLoader(Record):
     is_constant: bool  # its items are tensors in memory
     is_plain: bool  # no loader of a class of its own
     is_iterable: bool  # its dataset has no indices, so each worker would give all of it
-    epochs: int  # begun
-    start: float  # seconds from the beginning of an epoch to its first batch, the mean of later epochs
-    wait: float  # seconds in a step for which the script waits for it
-    enough: int  # workers with which it keeps up, as far as this machine can
+    epochs: int = 0  # begun
+    start: float = 0.0  # seconds from the beginning of an epoch to its first batch, the mean of later epochs
+    wait: float = 0.0  # seconds in a step for which the script waits for it
+    enough: int = 0  # workers with which it keeps up, as far as this machine can
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class SeenCall(Record):
 
     place: Location
     name: str  # what that line calls the model
-    is_trained: bool  # a backward pass follows
-    has_grad: bool  # in evaluation mode, its results still record a graph
     convolutions: int  # over images, in fp32
     is_channels_last: bool
     is_autocast: bool
+    is_trained: bool = False  # a backward pass follows
+    has_grad: bool = False  # in evaluation mode, its results still record a graph
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """What is timed in a turn: training steps, or the batches of an evaluation."""
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import wraps
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import psutil
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from hotloop._torch import LoaderIterator
 from hotloop.apps.doctor.diagnosis import Turn
 from hotloop.device.clock import synchronize
-from hotloop.scripts.training_steps import around, differentiated
+from hotloop.scripts.training_steps import before_backward, before_each, differentiated
 
 TURN = "turn"  # of an answer
 EVALUATED, FIRST = 20, 2  # batches of an evaluation that are timed, and those before them
@@ -30,15 +29,11 @@ class TimedSteps:
         self._begin = self._end = 0.0
         self._losses: list[Tensor] = []
         self._device = torch.device("cpu")
-        self._undo = ExitStack()
 
-    def __enter__(self) -> Self:
-        self._undo.enter_context(around(torch.autograd, "backward", self._going_back))
-        self._undo.enter_context(around(torch.autograd, "grad", self._going_back))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with before_backward(self._keep_losses):
+            yield
 
     def step(self, device: torch.device | None) -> bool:
         """A step has ended; whether that is enough."""
@@ -56,16 +51,11 @@ class TimedSteps:
         losses = tuple(float(loss) for loss in self._losses)
         return {TURN: Turn((self._end - self._begin) / self._steps, losses, _memory(self._device)).to_json()}
 
-    def _going_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def backward(*args: Any, **options: Any) -> Any:
-            for loss in differentiated(args, options):
-                if loss.numel() == 1:
-                    self._losses.append(loss.detach().clone())
-                    self._device = loss.device
-            return original(*args, **options)
-
-        return backward
+    def _keep_losses(self, *args: Any, **options: Any) -> None:
+        for loss in differentiated(args, options):
+            if loss.numel() == 1:
+                self._losses.append(loss.detach().clone())
+                self._device = loss.device
 
 
 class TimedEvaluation:
@@ -83,19 +73,17 @@ class TimedEvaluation:
         self._means: list[Tensor] = []  # of what the models gave
         self._memory = 0
         self._device = torch.device("cpu")
-        self._undo = ExitStack()
 
-    def __enter__(self) -> Self:
-        self._undo.enter_context(around(LoaderIterator, "__next__", self._reading))
-        self._undo.enter_context(around(torch.autograd, "backward", self._going_back))
-        self._undo.enter_context(around(torch.autograd, "grad", self._going_back))
-        self._undo.callback(nn.modules.module.register_module_forward_pre_hook(self._calling).remove)
-        hook = nn.modules.module.register_module_forward_hook(self._called, always_call=True)
-        self._undo.callback(hook.remove)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        modules = nn.modules.module
+        with (
+            before_each(LoaderIterator, "__next__", self._read),
+            before_backward(self._train),
+            modules.register_module_forward_pre_hook(self._begin_call),
+            modules.register_module_forward_hook(self._end_call, always_call=True),
+        ):
+            yield
 
     def step(self, device: torch.device | None) -> bool:
         """A step has ended; whether that is enough: the evaluation is over, or none comes."""
@@ -110,28 +98,18 @@ class TimedEvaluation:
         pace = (self._ended[-1] - self._ended[FIRST - 1]) / timed
         return {TURN: Turn(pace, tuple(float(mean) for mean in self._means), self._memory or None).to_json()}
 
-    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def read(iterator: Any) -> Any:
-            if self._made >= self._steps and iterator is self._of_training:
-                raise StopIteration
-            self._read_from = iterator
-            return original(iterator)
+    def _read(self, iterator: Any) -> None:
+        if self._made >= self._steps and iterator is self._of_training:
+            raise StopIteration
+        self._read_from = iterator
 
-        return read
+    def _train(self, *args: Any, **options: Any) -> None:
+        self._of_training = self._read_from
 
-    def _going_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def backward(*args: Any, **options: Any) -> Any:
-            self._of_training = self._read_from
-            return original(*args, **options)
-
-        return backward
-
-    def _calling(self, module: nn.Module, args: Any) -> None:
+    def _begin_call(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
 
-    def _called(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end_call(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth = max(self._depth - 1, 0)
         if self._depth or module.training or self._made < self._steps:
             return

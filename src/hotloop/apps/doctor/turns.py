@@ -37,7 +37,8 @@ class Turns:
 
     def __enter__(self) -> Self:
         if FORKS:
-            start = partial(Child, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=_environment())
+            environment = {"PYTHONUNBUFFERED": "1", **os.environ}
+            start = partial(Child, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
             self._forks = self._stack.enter_context(Forks("hotloop.apps.doctor.turns", start=start))
         return self
 
@@ -63,10 +64,6 @@ def _ending(code: int | None, limit: float) -> str:
     if code is None or code == -KILL:
         return f"its process was killed; it had {duration(limit)}"
     return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"
-
-
-def _environment() -> dict[str, str]:
-    return {"PYTHONUNBUFFERED": "1", **os.environ}
 
 
 def _started(exchange: Exchange, limit: float) -> int | None:

@@ -1,8 +1,6 @@
 """`watch_growth`: tensors that every step leaves behind, who made them, who keeps them, and what to write instead."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,8 +20,7 @@ NODES = 500_000  # of autograd graphs that are looked at
 Total = tuple[int, int]  # bytes and count
 
 
-@contextmanager
-def watch_growth(device: str | torch.device = "cpu") -> Iterator["Growth"]:
+def watch_growth(device: str | torch.device = "cpu") -> "Growth":
     """Watch the tensors on `device` from step to step: call `step()` after each, and `leaks()` to hear what grows.
 
     It takes six steps to tell growth from what training needs: buffers of the optimizer appear once and stay. Every
@@ -38,8 +35,7 @@ def watch_growth(device: str | torch.device = "cpu") -> Iterator["Growth"]:
     >>> leak.kind, leak.bytes_per_step
     ('graph', 1028)
     """
-    with Growth(device) as growth:
-        yield growth
+    return Growth(device)
 
 
 class Growth(DispatchMode):
@@ -51,21 +47,14 @@ class Growth(DispatchMode):
         self._births: dict[int, Birth] = {}
         self._totals: dict[Site | None, Total] = {}
         self._history: list[dict[Site | None, Total]] = []
-        self._live: list[int] = []
         self._first = next_node_number()  # number of the first autograd node that is ours
         self._numbers: list[int] = []  # of the next one, at the end of each step
         for tensor in live_tensors():
             self._following.see(tensor)
 
-    @property
-    def live(self) -> tuple[int, ...]:
-        """The live bytes after each step."""
-        return tuple(self._live)
-
     def step(self) -> None:
         """Note that a step has ended."""
         self._history.append(dict(self._totals))
-        self._live.append(self._following.live)
         self._numbers.append(next_node_number())
 
     def __torch_dispatch__(

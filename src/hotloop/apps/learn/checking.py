@@ -1,9 +1,6 @@
 """A learner's file is run and judged: in a process group of its own, within a time, within a memory."""
 
 import ast
-import os
-import re
-import signal
 import tempfile
 import time
 from contextlib import suppress
@@ -27,8 +24,6 @@ from hotloop.scripts.exchange import Exchange
 TIME = 60.0  # seconds
 MEMORY = 4 << 30  # bytes in memory, of the file's process and all that it started
 LOOK = 0.05  # seconds between two looks at its memory
-TRACE = "trace"  # where the process writes at which line it is
-ANSWER = 0.5  # seconds for the process to say at which line it is
 
 
 @dataclass(frozen=True)
@@ -61,10 +56,10 @@ class Result(Record):
         return markup.box(markup.line(self, strong=True))
 
 
-def check_and_keep(number: int, file: Path | None = None, *, limit: float = TIME) -> Result:
+def check_and_keep(number: int, file: Path | None = None) -> Result:
     """Check the exercise of a lesson, in the learner's file or in that of its name here, and keep how it went."""
     chosen = exercise(number)
-    result = check(chosen, file or Path(chosen.file.name), limit=limit)
+    result = check(chosen, file or Path(chosen.file.name))
     LearnerProgress.load().checked(number, result.right, len(result.verdicts))
     return result
 
@@ -86,7 +81,7 @@ def check(chosen: Exercise, file: Path, *, limit: float = TIME, memory: int = ME
             with Child(exchange.command("hotloop.apps.learn.child"), grace=0.0, cwd=cwd, **streams) as child:
                 code, why = _watched(child, limit, memory)
                 if why:
-                    return _failed(chosen, f"{why}{_line(child.pid, exchange.folder / TRACE, file)}")
+                    return _failed(chosen, why)
         return _read(chosen, exchange.answered, code, said)
 
 
@@ -130,21 +125,6 @@ def _memory_of(leader: int) -> int:
             with suppress(psutil.Error):
                 taken += each.memory_info().rss
     return taken
-
-
-def _line(pid: int, trace: Path, file: Path) -> str:
-    """At which line of the file the process is, where it can say so."""
-    if not hasattr(signal, "SIGUSR1") or not trace.exists():  # before it listens, the signal would end it
-        return ""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGUSR1)
-    wanted = re.compile(rf'File "{re.escape(str(file.resolve()))}", line (\d+)')
-    end = time.monotonic() + ANSWER
-    while time.monotonic() < end:
-        if found := wanted.search(trace.read_text(encoding="utf-8", errors="replace")):
-            return f" It was at line {found[1]}."
-        time.sleep(LOOK / 5)
-    return ""
 
 
 def _failed(chosen: Exercise, hint: str) -> Result:

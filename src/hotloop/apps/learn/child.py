@@ -1,10 +1,8 @@
 """Runs a learner's file and judges it, in a process: `python -m hotloop.apps.learn.child FOLDER`."""
 
-import faulthandler
 import importlib.util
 import io
 import os
-import signal
 import sys
 import traceback
 import warnings
@@ -12,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO
 
 import torch
 
-from hotloop.apps.learn.checking import TRACE, Result
+from hotloop.apps.learn.checking import Result
 from hotloop.apps.learn.exercise import exercise
 from hotloop.apps.learn.judging import Ran, judge
 from hotloop.apps.learn.lab import gpu
@@ -29,7 +26,6 @@ LONGEST_OUTPUT = 20_000  # characters of its output that are kept
 
 def main() -> None:
     exchange = Exchange(Path(sys.argv[1]))
-    _tell_where_on_request((exchange.folder / TRACE).open("w", encoding="utf-8"))
     try:
         data = judged(Path(exchange.request["file"]), exchange.request["lesson"]).to_json()
     except HotloopError as error:
@@ -37,12 +33,6 @@ def main() -> None:
     exchange.answer(data)
     sys.stdout.flush()
     os._exit(0)  # threads and handlers of the file do not hold up the answer
-
-
-def _tell_where_on_request(where: TextIO) -> None:
-    """When the time is over or memory runs out, the parent asks at which line it happened."""
-    if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGUSR1, file=where, all_threads=True)
 
 
 def judged(file: Path, number: int) -> Result:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hotloop.errors import BadArgument, OutputError
+from hotloop.apps.learn.lesson import lesson
+from hotloop.errors import OutputError
 from hotloop.printing.text import printable
 
 EXERCISES_FOLDER = Path(__file__).parent / "exercises"
@@ -41,13 +42,7 @@ def exercises() -> tuple[Exercise, ...]:
 
 def exercise(number: int) -> Exercise:
     """The exercise of a lesson."""
-    found = next((each for each in exercises() if each.lesson == number), None)
-    if found is None:
-        last = exercises()[-1].lesson
-        raise BadArgument(
-            f"there is no exercise {number}", fix=f"choose one from 1 to {last}; `hotloop learn` lists them"
-        )
-    return found
+    return exercises()[lesson(number).number - 1]
 
 
 def start(chosen: Exercise, folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """What the checks of exercises share: a run of the learner's file, verdicts, and questions about its source."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,9 +65,6 @@ class Ran:
                     found.append(node)
         return found
 
-    def loops(self, within: ast.AST | None = None) -> list[ast.For | ast.While]:
-        return [node for node in ast.walk(within or self.tree) if isinstance(node, ast.For | ast.While)]
-
     def function(self, name: str) -> ast.FunctionDef:
         """A function or method that the file defines."""
         for node in ast.walk(self.tree):
@@ -94,7 +91,8 @@ class Ran:
 
     def in_loops(self, line: int) -> bool:
         """Whether a line is in the body of a `for` or `while`."""
-        return any(line in range(loop.body[0].lineno, (loop.end_lineno or 0) + 1) for loop in self.loops())
+        loops = [node for node in ast.walk(self.tree) if isinstance(node, ast.For | ast.While)]
+        return any(line in range(loop.body[0].lineno, (loop.end_lineno or 0) + 1) for loop in loops)
 
     def mismatches(self) -> list[Any]:
         """Operations of the file that were given tensors of two devices; a simulated GPU tells of all of them."""
@@ -102,12 +100,14 @@ class Ran:
 
     def copies(self, *, loops: bool = True) -> list[Any]:
         """Copies between host and device that the file makes, those in loops alone if asked for."""
-        mine = [each for each in (self.seen.copies if self.seen else ()) if Path(each.file).name == self.file.name]
-        return [each for each in mine if self.in_loops(each.line)] if loops else mine
+        return self._mine(self.seen.copies if self.seen else (), loops)
 
     def waits(self, *, loops: bool = True) -> list[Any]:
         """Where the host waits for the device."""
-        mine = [each for each in (self.seen.waits if self.seen else ()) if Path(each.file).name == self.file.name]
+        return self._mine(self.seen.waits if self.seen else (), loops)
+
+    def _mine(self, found: Sequence[Any], loops: bool) -> list[Any]:
+        mine = [each for each in found if Path(each.file).name == self.file.name]
         return [each for each in mine if self.in_loops(each.line)] if loops else mine
 
 
@@ -159,16 +159,12 @@ def explain(error: BaseException) -> str:
     words = str(error)
     if isinstance(error, SystemExit):
         return "it ends itself with sys.exit(), so nothing after that line runs: take that line out"
-    if isinstance(error, KeyboardInterrupt):
-        return "it interrupts itself: raise no KeyboardInterrupt"
     if isinstance(error, EOFError):
         return "it asks for input(), and nobody is there to answer: write the value into the file"
     if isinstance(error, UnboundLocalError | NameError):
         return f"{words}. Was the line that makes it deleted, or is it spelt in another way?"
     if isinstance(error, ModuleNotFoundError):
         return f"{words}; the exercises need nothing but torch and hotloop"
-    if isinstance(error, RecursionError):
-        return "a function calls itself without end"
     if isinstance(error, MemoryError) or any(part in words.lower() for part in MEMORY):
         return f"it asks for more memory than there is: {words.splitlines()[0]}"
     return f"{type(error).__name__}: {words.splitlines()[0] if words else 'without a message'}"

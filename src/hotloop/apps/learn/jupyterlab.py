@@ -9,7 +9,6 @@ from hotloop.apps.learn.exercise import exercises
 from hotloop.apps.learn.learner_progress import data_folder
 from hotloop.apps.learn.lesson import lesson, lessons
 from hotloop.apps.learn.notebook import notebook
-from hotloop.apps.learn.recording import Recording
 from hotloop.errors import HotloopError, OutputError
 from hotloop.files.cache import make_private
 from hotloop.files.whole import write_whole
@@ -24,7 +23,7 @@ def notebook_folder() -> Path:
 
 def copy_missing() -> None:
     """Write every notebook and exercise that is not in the learner's folder; what is there stays as it is."""
-    texts = {f"{each.name}.ipynb": notebook(each, Recording()) for each in lessons()}
+    texts = {f"{each.name}.ipynb": notebook(each) for each in lessons()}
     texts |= {each.file.name: each.file.read_text(encoding="utf-8") for each in exercises()}
     folder = notebook_folder()
     try:

@@ -30,7 +30,7 @@ class GpuRecord:
 
     simulated: bool
     name: str
-    settle: Callable[[], None] = lambda: None
+    settle: Callable[[], None]
     copies: tuple[Copy, ...] = ()  # between host and device, by line
     waits: tuple[Sync, ...] = ()  # of the host for the device, by line
     findings: tuple[DeviceFinding, ...] = ()  # what a simulated GPU repaired; a real one raises an error instead
@@ -59,34 +59,31 @@ def gpu(*, quiet: bool = False, values: bool = True) -> Iterator[GpuRecord]:
     On the simulated one values are computed too, on the CPU, unless they are not wanted; then large tensors cost
     nothing. An operation between two devices is noted and repaired.
     """
-    if torch.cuda.is_available():
-        seen = GpuRecord(simulated=False, name=torch.cuda.get_device_name())
-        yield from _watched(seen)
-        return
+    with _real() if torch.cuda.is_available() else _simulated(quiet, values) as seen:
+        try:
+            yield seen
+        finally:
+            seen.settle()
+
+
+@contextmanager
+def _simulated(quiet: bool, values: bool) -> Iterator[GpuRecord]:
     simulation = hotloop.simulate("h200", values=values)
-    seen = GpuRecord(simulated=True, name=simulation.card.name)
-    settled = False
 
     def settle() -> None:
-        nonlocal settled
-        found, settled = simulation.result, True  # computed anew each time it is asked for in the block
+        found = simulation.result  # computed anew each time it is asked for in the block
         seen.copies, seen.waits, seen.findings = found.copies, found.syncs, found.findings
         seen.peak = found.peak.allocated if found.peak is not None else 0
 
-    seen.settle = settle
+    seen = GpuRecord(simulated=True, name=simulation.card.name, settle=settle)
     with simulation:
         if not quiet:
             print(f"(on a simulated {seen.name}: there is no CUDA GPU here)")
-        try:
-            yield seen
-        except BaseException:
-            settle()
-            raise
-    if not settled:
-        settle()
+        yield seen
 
 
-def _watched(seen: GpuRecord) -> Iterator[GpuRecord]:
+@contextmanager
+def _real() -> Iterator[GpuRecord]:
     """The same facts from a real GPU."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -100,12 +97,9 @@ def _watched(seen: GpuRecord) -> Iterator[GpuRecord]:
         seen.waits = tuple(copies.other_waits(noted.sites))
         seen.peak = torch.cuda.max_memory_allocated()
 
+    seen = GpuRecord(simulated=False, name=torch.cuda.get_device_name(), settle=settle)
     with waits() as noted, copies:
-        seen.settle = settle
-        try:
-            yield seen
-        finally:
-            settle()
+        yield seen
 
 
 _READS = {torch.ops.aten._local_scalar_dense: "item", torch.ops.aten.equal: "equal"}
@@ -166,12 +160,9 @@ def race(
 
 
 @cache
-def reference() -> dict[str, Any]:
+def reference() -> Any:
     """Rows that were measured on a named GPU; nothing where there is no file of them."""
-    if not REFERENCE.is_file():
-        return {"gpu": "H200", "rows": {}}
-    found: dict[str, Any] = json.loads(REFERENCE.read_text(encoding="utf-8"))
-    return found
+    return json.loads(REFERENCE.read_text(encoding="utf-8")) if REFERENCE.is_file() else {"gpu": "H200", "rows": {}}
 
 
 def beside(rows: Mapping[str, "Timing | float | int | str"], *, here: str = "here") -> None:
@@ -187,15 +178,12 @@ def beside(rows: Mapping[str, "Timing | float | int | str"], *, here: str = "her
     said = {what: _words(value) for what, value in rows.items()}
     recorded.update(said)
     known = reference()
-    table = [
-        ("what", here, known["gpu"]),
-        *((what, value, known["rows"].get(what, "–")) for what, value in said.items()),
-    ]
-    if not any(what in known["rows"] for what in said):
-        table = [row[:2] for row in table]  # type: ignore[misc]
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    table = [("what", here, known["gpu"])]
+    table += [(what, value, known["rows"].get(what, "–")) for what, value in said.items()]
+    columns = 3 if any(what in known["rows"] for what in said) else 2
+    widths = [max(len(row[column]) for row in table) for column in range(columns)]
     for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
 
 
 def _words(value: "Timing | float | int | str") -> str:

@@ -46,33 +46,27 @@ one, and says so. Without a number, it lists the lessons and your progress.
 app = typer.Typer(cls=Lessons, help=flowing(ABOUT), invoke_without_command=True, rich_markup_mode="rich")
 
 
-Notebook = Annotated[
-    bool, typer.Option("--notebook", help="Open it in JupyterLab; needs `pip install 'hotloop\\[learn]'`.")
-]
-
-
 @app.callback()
-def learn(ctx: typer.Context, as_json: Json = False, notebook: Notebook = False) -> None:
+def learn(
+    ctx: typer.Context,
+    as_json: Json = False,
+    notebook: Annotated[
+        bool, typer.Option("--notebook", help="Open them in JupyterLab; needs `pip install 'hotloop\\[learn]'`.")
+    ] = False,
+) -> None:
     if notebook and (as_json or ctx.invoked_subcommand not in (None, "lesson")):
-        raise BadArgument("--notebook opens lessons in JupyterLab and does nothing else", fix=OPENS)
+        raise BadArgument(
+            "--notebook opens lessons in JupyterLab and does nothing else",
+            fix="write `hotloop learn --notebook`, or `hotloop learn --notebook 3` for lesson 3",
+        )
     if ctx.invoked_subcommand is not None:
         return
     if notebook:
-        _open(None)
+        from hotloop.apps.learn.jupyterlab import open_notebooks
+
+        open_notebooks(None)
     else:
         _list(as_json=as_json)
-
-
-OPENS = "write `hotloop learn --notebook`, or `hotloop learn --notebook 3` for lesson 3"
-
-
-def _open(number: int | None) -> None:
-    from hotloop.apps.learn.jupyterlab import open_notebooks
-    from hotloop.apps.learn.learner_progress import LearnerProgress
-
-    if number is not None:
-        LearnerProgress.load().opened(number)
-    open_notebooks(number)
 
 
 def _list(*, as_json: bool) -> None:
@@ -113,17 +107,14 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     from rich.text import Text
 
     styles = {"done": "green", "opened": "yellow", "not opened": "dim"}
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title, justify in (("", "right"), ("lesson", "left"), ("", "right"), ("", "left"), ("exercise", "left")):
-        table.add_column(title, justify=justify, header_style="dim", no_wrap=title != "lesson")  # type: ignore[arg-type]
+    table = Table.grid(padding=(0, 2, 0, 0))
     for row in rows:
-        checked = row["checked"]
-        task = Text("not checked", style="dim")
-        if checked is not None:
-            words = "passed" if checked["passed"] else f"{checked['right']} of {checked['of']} right"
-            task = Text(words, style="green" if checked["passed"] else "yellow")
+        kept = row["checked"] or {"passed": False, "of": 0}
+        task = Text("passed" if kept["passed"] else "not checked", style="green" if kept["passed"] else "dim")
+        if kept["of"] and not kept["passed"]:
+            task = Text(f"{kept['right']} of {kept['of']} right", style="yellow")
         state = Text(row["lesson"], style=styles[row["lesson"]])
-        table.add_row(str(row["number"]), row["title"], f"{row['minutes']} min", state, task)
+        table.add_row(f"{row['number']:>2}", row["title"], f"{row['minutes']} min", state, task)
     return table
 
 
@@ -134,24 +125,25 @@ def lesson(
     without_waiting: Annotated[
         bool, typer.Option("--all", help="Run all steps without waiting; the default without a terminal.")
     ] = False,
-    notebook: Notebook = False,
 ) -> None:
     """Run a lesson here: text, code, and what the code prints on your machine.
 
     [bold]Examples[/bold]
       hotloop learn 3
       hotloop learn 3 --all
-      hotloop learn 3 --notebook
+      hotloop learn --notebook 3
     """
     from hotloop.apps.learn.learner_progress import LearnerProgress
     from hotloop.apps.learn.lesson import lesson as find
     from hotloop.apps.learn.lesson_terminal import run_lesson
 
     chosen, where = find(number), console()
-    if notebook or (ctx.parent is not None and ctx.parent.params["notebook"]):
-        _open(number)
-        return
     LearnerProgress.load().opened(number)
+    if ctx.parent is not None and ctx.parent.params["notebook"]:
+        from hotloop.apps.learn.jupyterlab import open_notebooks
+
+        open_notebooks(number)
+        return
     waits = not without_waiting and sys.stdin.isatty() and sys.stdout.isatty()
     finished = run_lesson(chosen, where, input if waits else None)
     where.print()
@@ -194,14 +186,13 @@ def check(
         Path | None,
         typer.Argument(metavar="FILE", help="Your file.", show_default="the exercise's name, in this folder"),
     ] = None,
-    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="End it after this long.")] = 60,
     as_json: Json = False,
 ) -> None:
     """Check your solution of an exercise: what is right, what is not, and a hint.
 
     The file runs with your permissions, on your GPU or a simulated one, in its own process group and temporary folder.
-    It is ended after the time limit, or if it takes more than 4 GiB of memory. The exit code is 0 if everything is
-    right, else 1.
+    It is ended after a minute, or if it takes more than 4 GiB of memory. The exit code is 0 if everything is right,
+    else 1.
 
     [bold]Examples[/bold]
       hotloop learn check 3
@@ -210,11 +201,9 @@ def check(
     from hotloop.apps.learn.checking import check_and_keep
     from hotloop.apps.learn.verdicts import show_verdicts
 
-    if not 0 < time_limit <= 3600:
-        raise BadArgument(f"--time-limit {time_limit}", fix="give seconds, more than 0 and at most 3600")
     where = console(stderr=as_json)
     with where.status("running your file"):
-        result = check_and_keep(number, file, limit=time_limit)
+        result = check_and_keep(number, file)
     if as_json:
         print_json({**result.to_json(), "passed": result.passed})
     else:

@@ -1,6 +1,7 @@
 """A lesson: one Markdown file, read into steps of text and code."""
 
 import re
+import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -74,3 +75,10 @@ def lesson(number: int) -> Lesson:
             f"there is no lesson {number}", fix=f"choose one from 1 to {last}; `hotloop learn` lists them"
         )
     return found
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line of output in lines that fit; words and commands stay whole."""
+    indent = line[: len(line) - len(line.lstrip())] + "  "
+    lines = textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return lines or [""]

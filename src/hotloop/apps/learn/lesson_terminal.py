@@ -1,6 +1,5 @@
 """A lesson in a terminal: text, code, Enter, and below it what the code prints on this machine."""
 
-import textwrap
 import time
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 import hotloop.printing.terminal  # noqa: F401  # the door to rich
-from hotloop.apps.learn.lesson import Lesson, Step
+from hotloop.apps.learn.lesson import Lesson, Step, wrapped
 from hotloop.apps.learn.lesson_run import Session
 from hotloop.printing.text import duration, printable, wrap
 
@@ -103,9 +102,5 @@ class Lines:
             self._rest = ""
 
     def _line(self, line: str) -> None:
-        line = printable(line.rstrip("\r").expandtabs())
-        indent = line[: len(line) - len(line.lstrip())] + "  "
-        for part in textwrap.wrap(
-            line, self._width, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True
-        ) or [""]:
+        for part in wrapped(printable(line.rstrip("\r").expandtabs()), self._width):
             self._show(part)

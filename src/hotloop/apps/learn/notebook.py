@@ -5,7 +5,6 @@ from typing import Any
 
 from hotloop.apps.learn.exercise import exercise
 from hotloop.apps.learn.lesson import Lesson
-from hotloop.apps.learn.recording import Recording
 
 EXERCISE = """## Exercise
 
@@ -21,11 +20,9 @@ check({number})
 ```"""
 
 
-def notebook(lesson: Lesson, gpu: Recording) -> str:
-    """The notebook's file, with what its cells printed on a GPU as far as that was recorded."""
+def notebook(lesson: Lesson) -> str:
+    """The notebook's file; `lessons/make.py` writes the project's own, with what the cells print on a GPU."""
     head = f"# {lesson.number}. {lesson.title}\n\n{lesson.minutes} minutes. Needs: {lesson.needs}"
-    if any(gpu.output(lesson, step) for step in lesson.steps):
-        head += f"\n\nThe outputs were recorded on {gpu.machine} with torch {gpu.torch}, {gpu.date}."
     cells = [_cell("title", "markdown", head)]
     for step in lesson.steps:
         if step.text:
@@ -34,10 +31,7 @@ def notebook(lesson: Lesson, gpu: Recording) -> str:
             cell = _cell(f"step-{step.number}", "code", step.code.rstrip("\n"))
             if step.raises:  # how Jupyter's own runners are told that an error is meant
                 cell["metadata"] = {"tags": ["raises-exception"]}
-            output = gpu.output(lesson, step)
-            cell["execution_count"] = None if output is None else step.number
-            cell["outputs"] = [_printed(output)] if output else []
-            cells.append(cell)
+            cells.append(cell | {"execution_count": None, "outputs": []})
     task = exercise(lesson.number)
     words = EXERCISE.format(task=task.task, number=lesson.number, file=task.file.name)
     cells.append(_cell("exercise", "markdown", words))
@@ -51,7 +45,3 @@ def notebook(lesson: Lesson, gpu: Recording) -> str:
 
 def _cell(name: str, kind: str, text: str) -> dict[str, Any]:
     return {"cell_type": kind, "id": name, "metadata": {}, "source": text.splitlines(keepends=True)}
-
-
-def _printed(output: str) -> dict[str, Any]:
-    return {"name": "stdout", "output_type": "stream", "text": f"{output}\n".splitlines(keepends=True)}

@@ -283,11 +283,6 @@ def wrap_moves(patches: Patches, wrapper: Callable[[Callable[..., Any]], Callabl
     patches.set(nn.Module, "_apply", wrapper(nn.Module._apply))
 
 
-def wrap_calls(patches: Patches, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put a function around the call of every module."""
-    patches.set(nn.Module, "__call__", wrapper(nn.Module._wrapped_call_impl))
-
-
 def loader_iterator() -> Any:
     """The class of what `iter(DataLoader)` gives; None: the time that batches take is not measured."""
     return getattr(data.dataloader, "_BaseDataLoaderIter", None)

@@ -5,6 +5,7 @@ import re
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 ROUNDING = 512  # every request is rounded up to this
 SMALL = 2**20  # requests up to this share segments of 2 MiB
@@ -61,36 +62,29 @@ class Addresses:
 
 
 class Gauge:
-    """Bytes, and the pieces that they come in: now, at most, and ever. What a pool gains, the whole gains."""
+    """Bytes, and the pieces that they come in: now, at most, and ever."""
 
-    __slots__ = ("bytes", "count", "gained", "lost", "lost_pieces", "most", "most_count", "pieces", "whole")
+    __slots__ = ("bytes", "count", "gained", "lost", "lost_pieces", "most", "most_count", "pieces")
 
-    def __init__(self, whole: "Gauge | None" = None) -> None:
+    def __init__(self) -> None:
         self.bytes = self.most = self.gained = self.lost = 0
         self.count = self.most_count = self.pieces = self.lost_pieces = 0
-        self.whole = whole
 
     def up(self, size: int) -> None:
-        gauge: Gauge | None = self
-        while gauge is not None:
-            gauge.bytes += size
-            gauge.gained += size
-            gauge.count += 1
-            gauge.pieces += 1
-            if gauge.bytes > gauge.most:  # noqa: PLR1730  # a call of `max` in each event would be felt
-                gauge.most = gauge.bytes
-            if gauge.count > gauge.most_count:  # noqa: PLR1730
-                gauge.most_count = gauge.count
-            gauge = gauge.whole
+        self.bytes += size
+        self.gained += size
+        self.count += 1
+        self.pieces += 1
+        if self.bytes > self.most:  # noqa: PLR1730  # a call of `max` in each event would be felt
+            self.most = self.bytes
+        if self.count > self.most_count:  # noqa: PLR1730
+            self.most_count = self.count
 
     def down(self, size: int) -> None:
-        gauge: Gauge | None = self
-        while gauge is not None:
-            gauge.bytes -= size
-            gauge.lost += size
-            gauge.count -= 1
-            gauge.lost_pieces += 1
-            gauge = gauge.whole
+        self.bytes -= size
+        self.lost += size
+        self.count -= 1
+        self.lost_pieces += 1
 
     def reset_peak(self) -> None:
         self.most, self.most_count = self.bytes, self.count
@@ -100,42 +94,33 @@ class Gauge:
         self.gained = self.lost = self.pieces = self.lost_pieces = 0
 
 
+@dataclass
 class Tally:
-    """The gauges of one pool, or of all together."""
+    """What an allocator has given out, and holds."""
 
-    __slots__ = ("active", "allocated", "inactive", "requested", "reserved")
+    allocated: Gauge = field(default_factory=Gauge)
+    requested: Gauge = field(default_factory=Gauge)
+    reserved: Gauge = field(default_factory=Gauge)
+    inactive: Gauge = field(default_factory=Gauge)  # free, and part of a segment that is in use
 
-    def __init__(self, whole: "Tally | None" = None) -> None:
-        wholes: tuple[Gauge | None, ...] = whole.gauges() if whole is not None else (None,) * 5
-        made = [Gauge(each) for each in wholes]
-        self.allocated, self.active, self.requested, self.reserved = made[:4]
-        self.inactive = made[4]  # free, and part of a segment that is in use
-
+    @property
     def gauges(self) -> tuple[Gauge, ...]:
-        return self.allocated, self.active, self.requested, self.reserved, self.inactive
+        return self.allocated, self.requested, self.reserved, self.inactive
 
-
-_STATS = {  # gauge → its bytes and its pieces, as PyTorch calls them
-    "allocated": ("allocated_bytes", "allocation"),
-    "active": ("active_bytes", "active"),
-    "requested": ("requested_bytes", None),
-    "reserved": ("reserved_bytes", "segment"),
-    "inactive": ("inactive_split_bytes", "inactive_split"),
-}
-
-
-def stats_of(pools: dict[str, Tally], counts: dict[str, int]) -> "OrderedDict[str, int]":
-    """Everything that `torch.cuda.memory_stats` tells, in its order."""
-    found: dict[str, int] = dict(counts)
-    for pool, tally in pools.items():
-        for name, (amount, number) in _STATS.items():
-            gauge: Gauge = getattr(tally, name)
-            found |= _four(f"{amount}.{pool}", gauge.bytes, gauge.most, gauge.gained, gauge.lost)
-            if number is not None:
-                found |= _four(f"{number}.{pool}", gauge.count, gauge.most_count, gauge.pieces, gauge.lost_pieces)
-    for unused in ("oversize_allocations", "oversize_segments"):  # there are none without `max_split_size_mb`
-        found |= _four(unused, 0, 0, 0, 0)
-    return OrderedDict(sorted(found.items()))
+    def stats(self) -> dict[str, int]:
+        """By the names of `torch.cuda.memory_stats`, of both pools together; with one stream, allocated is active."""
+        found: dict[str, int] = {}
+        for gauge, amount, number in (
+            (self.allocated, "allocated_bytes", "allocation"),
+            (self.allocated, "active_bytes", "active"),
+            (self.requested, "requested_bytes", ""),
+            (self.reserved, "reserved_bytes", "segment"),
+            (self.inactive, "inactive_split_bytes", "inactive_split"),
+        ):
+            found |= _four(f"{amount}.all", gauge.bytes, gauge.most, gauge.gained, gauge.lost)
+            if number:
+                found |= _four(f"{number}.all", gauge.count, gauge.most_count, gauge.pieces, gauge.lost_pieces)
+        return found
 
 
 def _four(name: str, now: int, most: int, gained: int, lost: int) -> dict[str, int]:
@@ -172,14 +157,11 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream, small or large, in the order of best fit."""
+    """The free blocks, small or large, in the order of best fit."""
 
-    __slots__ = ("blocks", "free", "small", "stream", "tally")
+    __slots__ = ("blocks", "free")
 
-    def __init__(self, small: bool, stream: int, tally: Tally) -> None:
-        self.small = small
-        self.stream = stream
-        self.tally = tally
+    def __init__(self) -> None:
         self.free: list[tuple[int, int]] = []  # (size, address), sorted
         self.blocks: dict[int, Block] = {}  # the same, by address
 
@@ -228,12 +210,10 @@ class Allocator:
         self.room = room
         self.cap = cap
         self.all = Tally()
-        self._small, self._large = Tally(self.all), Tally(self.all)
+        self.small, self.large = Pool(), Pool()
         self.retries = self.failures = self.segments_made = self.segments_released = self.waits = 0
         self.addresses = Addresses()
         self._place = addresses or self.addresses.place
-        self._pools: dict[tuple[bool, int], Pool] = {}
-        self._going: list[Block] = []  # freed, but a stream may still use them
 
     @property
     def allocated(self) -> int:
@@ -248,103 +228,76 @@ class Allocator:
         """The most that can be reserved."""
         return self.room if self.cap is None else min(self.room, self.cap)
 
-    def allocate(self, size: int, stream: int = 0) -> Block:
+    def allocate(self, size: int) -> Block:
         """A block for `size` bytes, at least one; raises `Full` where there is no room for it."""
         need = rounded(size)
         small = need <= SMALL
-        pool = self._pool(small, stream)
+        pool = self.small if small else self.large
         block = pool.best(need)
         if block is None:
             block = self._new(pool, need)
         else:
             pool.remove(block)
         if block.split:
-            pool.tally.inactive.down(block.size)
+            self.all.inactive.down(block.size)
         rest = block.size - need
         if rest > SMALL or (small and rest >= ROUNDING):
             self._split(block, need)
         block.in_use = True
         block.requested = size
-        pool.tally.allocated.up(block.size)
-        pool.tally.active.up(block.size)
-        pool.tally.requested.up(size)
+        self.all.allocated.up(block.size)
+        self.all.requested.up(size)
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back that only its own stream has used."""
-        self.let_go(block)
-        self.settle(block)
-
-    def let_go(self, block: Block) -> None:
-        """The first half of a free: no tensor holds the block any more, though a stream may."""
-        block.pool.tally.allocated.down(block.size)
-        self._going.append(block)
-
-    def settle(self, block: Block) -> None:
-        """The second half: no stream uses it any more, so it joins its free neighbours and can be handed out again."""
-        self._going.remove(block)
+        """Give a block back: it joins its free neighbours and can be handed out again."""
         pool = block.pool
-        pool.tally.active.down(block.size)
-        pool.tally.requested.down(block.requested)
+        self.all.allocated.down(block.size)
+        self.all.requested.down(block.requested)
         block.in_use = False
         for neighbour in (block.before, block.after):
             if neighbour is not None and not neighbour.in_use:
-                pool.tally.inactive.down(neighbour.size)
+                self.all.inactive.down(neighbour.size)
                 pool.remove(neighbour)
                 _join(block, neighbour)
         pool.put(block)
         if block.split:
-            pool.tally.inactive.up(block.size)
+            self.all.inactive.up(block.size)
 
     def empty_cache(self) -> None:
-        """Give every segment back to the driver of which no part is in use, and wait for the streams before."""
+        """Give every segment back to the driver of which no part is in use, after a wait for the device."""
         self.waits += 1
-        for block in list(self._going):
-            self.settle(block)
-        for pool in sorted(self._pools.values(), key=lambda pool: pool.small):
+        for pool in (self.large, self.small):
             for block in [block for block in pool.blocks.values() if not block.split]:
                 pool.remove(block)
                 self.segments_released += 1
-                pool.tally.reserved.down(block.size)
+                self.all.reserved.down(block.size)
 
-    def could_allocate(self, size: int, stream: int = 0) -> bool:
+    def could_allocate(self, size: int) -> bool:
         """Whether a request can be met without releasing anything."""
         need = rounded(size)
-        held = self._pools.get((need <= SMALL, stream))
-        return (held is not None and held.best(need) is not None) or self.reserved + segment_for(need) <= self.limit
+        held = self.small if need <= SMALL else self.large
+        return held.best(need) is not None or self.reserved + segment_for(need) <= self.limit
 
     def reset_peaks(self) -> None:
-        for tally in (self.all, self._small, self._large):
-            for gauge in tally.gauges():
-                gauge.reset_peak()
+        for gauge in self.all.gauges:
+            gauge.reset_peak()
 
     def reset_ever(self) -> None:
         self.retries = self.failures = 0
-        for tally in (self.all, self._small, self._large):
-            for gauge in tally.gauges():
-                gauge.reset_ever()
+        for gauge in self.all.gauges:
+            gauge.reset_ever()
 
     def stats(self) -> "OrderedDict[str, int]":
-        """The same as `torch.cuda.memory_stats()`."""
-        pools = {"all": self.all, "large_pool": self._large, "small_pool": self._small}
+        """The same as `torch.cuda.memory_stats()`, but for the pools one by one."""
         counts = {
             "num_alloc_retries": self.retries,
             "num_ooms": self.failures,
             "num_device_alloc": self.segments_made,
             "num_device_free": self.segments_released,
             "num_sync_all_streams": self.waits,
-            "max_split_size": -1,
         }
-        return stats_of(pools, counts)
-
-    def pools(self) -> list[Pool]:
-        return list(self._pools.values())
-
-    def _pool(self, small: bool, stream: int) -> Pool:
-        found = self._pools.get((small, stream))
-        if found is None:
-            found = self._pools[small, stream] = Pool(small, stream, self._small if small else self._large)
-        return found
+        return OrderedDict(sorted({**counts, **self.all.stats()}.items()))
 
     def _new(self, pool: Pool, need: int) -> Block:
         """A block in a new segment; where there is no room for one, after a release of what is cached."""
@@ -363,7 +316,7 @@ class Allocator:
         if self.reserved + size > self.limit:
             return None
         self.segments_made += 1
-        pool.tally.reserved.up(size)
+        self.all.reserved.up(size)
         return Block(pool, self._place(size), size)
 
     def _split(self, block: Block, need: int) -> None:
@@ -375,7 +328,7 @@ class Allocator:
             rest.after.before = rest
         block.after = rest
         block.pool.put(rest)
-        block.pool.tally.inactive.up(rest.size)
+        self.all.inactive.up(rest.size)
 
 
 def _join(block: Block, neighbour: Block) -> None:

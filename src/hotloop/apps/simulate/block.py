@@ -14,8 +14,6 @@ from rich.console import Console, RenderableType
 from hotloop.apps.simulate import shim
 from hotloop.apps.simulate._torch import default_device
 from hotloop.apps.simulate.cards import Card, card
-from hotloop.apps.simulate.events import Listener
-from hotloop.apps.simulate.memory import MemoryListener
 from hotloop.apps.simulate.shown import simulation_words
 from hotloop.apps.simulate.simulation import Engine
 from hotloop.apps.simulate.simulation_record import DeviceFinding, Peak, Simulation
@@ -28,15 +26,12 @@ _one_at_a_time = Lock()  # the device is there for the whole process
 WIDTH = 110  # columns of the words, where no terminal says how wide it is
 
 
-def simulate(
-    gpu: str | Card = "h200", *, gpus: int = 1, steps: int | None = None, values: bool = False
-) -> "SimulationContext":
+def simulate(gpu: str | Card = "h200", *, steps: int | None = None, values: bool = False) -> "SimulationContext":
     """A block in which CUDA tensors are on a simulated GPU; ends after `steps` of the optimizer where given.
 
-    `gpus` are those of the machine. With `values` they are computed on the host as well, so that losses are true
-    and so is what depends on them.
+    With `values` they are computed on the host as well, so that losses are true and so is what depends on them.
     """
-    return SimulationContext(gpu, gpus=gpus, steps=steps, values=values)
+    return SimulationContext(gpu, steps=steps, values=values)
 
 
 class SimulationContext:
@@ -50,15 +45,11 @@ class SimulationContext:
     Models and optimizers that were there before are restored, with their values.
     """
 
-    def __init__(
-        self, gpu: str | Card = "h200", *, gpus: int = 1, steps: int | None = None, values: bool = False
-    ) -> None:
-        if gpus < 1:
-            raise BadArgument(f"gpus={gpus}", fix="give at least one GPU")
+    def __init__(self, gpu: str | Card = "h200", *, steps: int | None = None, values: bool = False) -> None:
         if steps is not None and steps < 1:
             raise BadArgument(f"steps={steps}", fix="give at least one step, or leave it out to run the whole block")
         self.card = card(gpu) if isinstance(gpu, str) else gpu
-        self._gpus, self._steps, self._values = gpus, steps, values
+        self._steps, self._values = steps, values
         self._engine: Engine | None = None
         self._stack = ExitStack()
         self._result: Simulation | None = None
@@ -89,9 +80,7 @@ class SimulationContext:
             raise HotloopError("a simulation runs once", fix="make another: with hotloop.simulate(…) as sim: …")
         with ExitStack() as stack:
             stack.enter_context(_device())
-            listeners: list[Listener] = [MemoryListener(self.card), Time(self.card)]
-            others = [MemoryListener(self.card) for _ in range(self._gpus - 1)]
-            engine = Engine(self.card, listeners, self._steps, values=self._values, own_process=False, others=others)
+            engine = Engine(self.card, [Time(self.card)], self._steps, values=self._values, own_process=False)
             stack.enter_context(engine)
             self._engine, self._stack = engine, stack.pop_all()
         return self
@@ -114,7 +103,7 @@ class SimulationContext:
         return isinstance(error, Enough)
 
     def __rich_console__(self, *_: object) -> Iterator[RenderableType]:
-        return simulation_words(self.result, self.card.name, "this block")
+        return simulation_words(self.result, "this block")
 
     def __repr__(self) -> str:
         if self._engine is None:

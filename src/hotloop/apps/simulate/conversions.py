@@ -3,15 +3,15 @@
 import copy
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin, is_lazy  # type: ignore[attr-defined]
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
@@ -42,7 +42,6 @@ class Conversions:
     def __init__(self, gpu: SimulatedGpu, borrowed: Borrowed | None = None) -> None:
         self._gpu = gpu
         self._borrowed = borrowed  # where what goes to the device comes back later
-        self._lazies = Lazies(gpu)
         self._hooks: list[Any] = []
         self._workers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # that a loader, and what it gives, asked for
         self.saved = SimulatedFiles(gpu)
@@ -57,7 +56,6 @@ class Conversions:
         self._trace(patches)
         self._processes(patches)
         patches.set(nn.RNNBase, "flatten_parameters", lambda module: None)
-        self._lazies.install(patches)
         self._modules(patches)
         self._tensors(patches)
         self._loaders(patches)
@@ -106,10 +104,10 @@ class Conversions:
 
     def _moving(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def moved(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+            _refuse_lazy(module)
             if self._borrowed is not None:
                 self._borrowed.moves(module)
-            with self._lazies.held_back(module, fn):
-                result: nn.Module = apply(module, fn, recurse)
+            result: nn.Module = apply(module, fn, recurse)
             for tensors, kind in ((parameters_of(module), "parameter"), (buffers_of(module), "buffer")):
                 for tensor in tensors.values():
                     if tensor is not None and is_simulated(tensor):
@@ -150,19 +148,6 @@ class Conversions:
         def listed(tensor: Tensor) -> Any:
             return tensor.detach().cpu().tolist()
 
-        ask = Tensor.item
-
-        def item(tensor: Tensor) -> Any:
-            with gpu.values.marking():
-                number = ask(tensor)
-            return gpu.values.branches.marked(number) if gpu.values.invented else number
-
-        def item_of_host(tensor: Tensor) -> Any:
-            number = ask(tensor)
-            return gpu.values.branches.marked(number) if hasattr(tensor, "_hotloop_invented") else number
-
-        patches.set(Tensor, "item", item_of_host)
-
         data: Any = Tensor.data
 
         def given(tensor: Tensor, other: Tensor) -> None:
@@ -171,7 +156,6 @@ class Conversions:
 
         patches.set(Tensor, "data", property(data.__get__, given))
         methods: dict[str, Any] = {
-            "item": item,
             "numpy": numpy,
             "__array__": array,
             "__repr__": words,
@@ -209,8 +193,10 @@ class Conversions:
             self._workers[iterator] = self._workers.get(loader, 0)
 
         def next_batch(iterator: Any) -> Any:
-            with self._gpu.between.loading(self._workers.get(iterator, 0)):
-                return following(iterator)
+            begun = time.perf_counter()
+            batch = following(iterator)
+            self._gpu.teller.loaded(time.perf_counter() - begun, self._workers.get(iterator, 0))
+            return batch
 
         patches.set(batches, "__init__", begun)
         patches.set(batches, "__next__", next_batch)
@@ -268,50 +254,13 @@ class Conversions:
         patches.set(BaseProcess, "start", started)
 
 
-class Lazies:
-    """Parameters and buffers of `nn.LazyLinear` and its like: without a shape they stay on the host."""
-
-    def __init__(self, gpu: SimulatedGpu) -> None:
-        self._gpu = gpu
-
-    def install(self, patches: Patches) -> None:
-        materialize, swap = UninitializedTensorMixin.materialize, torch.utils.swap_tensors
-
-        def made(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
-            goes = vars(tensor).pop("_hotloop_goes", None)  # as which type
-            materialize(tensor, shape, None if goes else device, dtype or goes)
-            if goes is not None:
-                with self._gpu.silently():
-                    there = tensor.detach().to("cuda")
-                if isinstance(tensor, nn.Parameter):
-                    there = nn.Parameter(there, tensor.requires_grad)
-                self._gpu.fake.forget()
-                swap(tensor, there)  # type: ignore[no-untyped-call]  # not restored later: only there it has values
-
-        patches.set(UninitializedTensorMixin, "materialize", made)
-
-    @contextmanager
-    def held_back(self, module: nn.Module, fn: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """While a module is moved, what has no shape yet is not; it is noted where it goes."""
-        tables: tuple[dict[str, Any], ...] = (parameters_of(module), buffers_of(module))
-        held = [
-            (tensors, name, tensor)
-            for tensors in tables
-            for name, tensor in tensors.items()
-            if tensor is not None and is_lazy(tensor)
-        ]
-        for tensors, name, _ in held:
-            tensors[name] = None
-        try:
-            yield
-        finally:
-            for tensors, name, tensor in held:
-                tensors[name] = tensor
-        for _, _, tensor in held:
-            with self._gpu.silently():
-                moved = fn(torch.empty(0, device="cpu"))
-            if is_simulated(moved):
-                tensor._hotloop_goes = moved.dtype  # type: ignore[union-attr]
+def _refuse_lazy(module: nn.Module) -> None:
+    held = (*parameters_of(module).values(), *buffers_of(module).values())
+    if any(tensor is not None and is_lazy(tensor) for tensor in held):
+        raise CannotSimulate(
+            f"{type(module).__name__} moves or is converted before it has a shape",
+            fix="call the model on a batch on the CPU first, which gives its lazy layers their shapes",
+        )
 
 
 def _on_one(parallel: "nn.DataParallel[Any]", *inputs: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ import math
 from functools import lru_cache
 
 from hotloop.apps.simulate.cards import Card
-from hotloop.apps.simulate.products import Part, Product
+from hotloop.apps.simulate.products import Product, WorkPart
 from hotloop.apps.simulate.table import ArchitectureTable, Curve
 
 _INSTEAD = {"tf32": "fp32", "bf16": "fp32", "fp16": "fp32", "fp8": "bf16"}  # what computes where a card lacks one
@@ -25,7 +25,7 @@ _SHORTEST = 64  # of the inner dimension: less is filled up with zeros
 _SPLIT_COST = 0.9  # parts of sums must be added up again
 
 
-def seconds_of(part: Part, card: Card, table: ArchitectureTable) -> float:
+def seconds_of(part: WorkPart, card: Card, table: ArchitectureTable) -> float:
     """Seconds of a part on a card.
 
     The efficiency of a curve is work over (work + half-work): a latency and a rate. Computing and moving overlap.
@@ -35,7 +35,7 @@ def seconds_of(part: Part, card: Card, table: ArchitectureTable) -> float:
     return max(table.floor * part.kernels, curved * math.exp(table.correction(part)))
 
 
-def seconds(part: Part, card: Card, curve: Curve, *, floor: float, cache: float) -> float:
+def seconds(part: WorkPart, card: Card, curve: Curve, *, floor: float, cache: float) -> float:
     """The same for one curve, as the calibration fits it."""
     compute = 0.0
     if part.flops:

@@ -1,9 +1,9 @@
 """`torch.cuda` as the named card would answer."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch import Tensor
 from hotloop.apps.simulate._torch import answer_below_cuda, answer_for_cudnn, leave_out_nccl
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.dispatch import SimulatedGpu
+from hotloop.apps.simulate.memory import MemoryListener
 from hotloop.apps.simulate.replaced import Patches
-from hotloop.apps.simulate.shim import exchange_device
 from hotloop.placement.sites import user_site
 from hotloop.printing.text import size
 
@@ -157,31 +157,15 @@ def _install_types(patches: Patches) -> None:
 # `torch.cuda`
 
 
-class MemoryModel(Protocol):
-    """Who knows how much memory is in use."""
-
-    def memory_stats(self) -> dict[str, int]:
-        """By the names of `torch.cuda.memory_stats`."""
-
-    def mem_get_info(self) -> tuple[int, int]:
-        """Free and total bytes."""
-
-    def reset_peak_memory_stats(self) -> None: ...
-    def reset_accumulated_memory_stats(self) -> None: ...
-    def empty_cache(self) -> None: ...
-    def set_allocator_settings(self, words: str) -> None: ...
-    def set_per_process_memory_fraction(self, fraction: float) -> None: ...
-
-
 class Cuda:
     """Puts the answers of a card in place of `torch.cuda`'s own."""
 
-    def __init__(self, card: Card, gpu: SimulatedGpu, memories: Sequence[MemoryModel]) -> None:
+    def __init__(self, card: Card, gpu: SimulatedGpu, memory: MemoryListener) -> None:
         self._card = card
         self._gpu = gpu
         self._teller = gpu.teller
-        self._memories = memories  # of each device
-        self._shares: dict[int, float] = {}  # of memory, which this process may take
+        self._held = memory
+        self._share = 1.0  # of memory, which this process may take
         self.replayed = False  # whether a CUDA graph was asked to run again, which it does not
         self._stream = SimulatedStream()
         self._generator = torch.Generator(device="cuda")
@@ -209,24 +193,19 @@ class Cuda:
             if hasattr(torch.accelerator, name):
                 patches.set(torch.accelerator, name, getattr(torch.cuda, name))
 
-    def _there(self, device: Any) -> int:
-        """The number of a GPU; one that is not there is told, and the first stands in for it."""
-        index = _index(device)
-        if index < self._gpu.count:
-            return index
-        self._gpu.findings.no_such_device(index, self._gpu.count)
-        return 0
-
     def _of(self, device: Any, answer: Any) -> Any:
-        """What is the same of all GPUs."""
-        self._there(device)
+        """What is asked of a GPU; one that is not there is told, and the first stands in for it."""
+        index = device if device is None or isinstance(device, int) else torch.device(device).index
+        if index is not None and index > 0:
+            self._gpu.findings.no_such_device(index)
         return answer
 
-    def _exchange(self, device: Any) -> int:
-        return exchange_device(-1 if isinstance(device, int) and device < 0 else self._there(device))
+    def _exchange(self, device: Any) -> Any:
+        return self._of(device, 0)
 
-    def _memory(self, device: Any = None) -> MemoryModel:
-        return self._memories[self._there(device)]
+    def _memory(self, device: Any = None) -> MemoryListener:
+        memory: MemoryListener = self._of(device, self._held)
+        return memory
 
     def _waited(self, kind: str) -> None:
         self._teller.waited(kind, user_site())
@@ -246,8 +225,8 @@ class Cuda:
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "init": lambda: None,
-            "device_count": lambda: self._gpu.count,
-            "current_device": lambda: exchange_device(-1),
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
             "set_device": self._exchange,
             "get_device_name": lambda device=None: self._of(device, card.name),
             "get_device_capability": lambda device=None: self._of(device, (major, minor)),
@@ -273,20 +252,9 @@ class Cuda:
         def reset(device: Any = None) -> None:
             self._memory(device).reset_peak_memory_stats()
 
-        def empty() -> None:
-            for memory in self._memories:
-                memory.empty_cache()
-
-        def shared(device: Any = None) -> float:
-            return self._shares.get(self._there(_numbered(device)), 1.0)
-
         def share(fraction: float, device: Any = None) -> None:
-            self._shares[self._there(_numbered(device))] = fraction
-            self._memory(device).set_per_process_memory_fraction(fraction)
-
-        def configure(words: str) -> None:
-            for memory in self._memories:
-                memory.set_allocator_settings(words)
+            self._share = fraction
+            self._memory(_numbered(device)).set_per_process_memory_fraction(fraction)
 
         return {
             "memory_allocated": stat("allocated_bytes.all.current"),
@@ -306,10 +274,10 @@ class Cuda:
             "host_memory_stats": dict,
             "reset_accumulated_host_memory_stats": lambda: None,
             "reset_peak_host_memory_stats": lambda: None,
-            "empty_cache": empty,
+            "empty_cache": self._held.empty_cache,
             "set_per_process_memory_fraction": share,
-            "get_per_process_memory_fraction": shared,
-            **answer_below_cuda(self._exchange, configure),
+            "get_per_process_memory_fraction": lambda device=None: self._of(_numbered(device), self._share),
+            **answer_below_cuda(self._exchange, self._held.set_allocator_settings),
         }
 
     def _summary(self, device: Any) -> str:
@@ -360,12 +328,6 @@ class Cuda:
             "is_current_stream_capturing": lambda: False,
             "make_graphed_callables": lambda callables, *_, **__: callables,
         }
-
-
-def _index(device: Any) -> int:
-    """The number of a GPU, however it is named; the current one's where it is not."""
-    index = device if device is None or isinstance(device, int) else torch.device(device).index
-    return exchange_device(-1) if index is None or index < 0 else index
 
 
 def _numbered(device: Any) -> Any:

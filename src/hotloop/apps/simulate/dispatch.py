@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from threading import RLock
 from types import FrameType
 from typing import Any
@@ -22,7 +21,6 @@ from hotloop.apps.simulate._torch import (
     is_simulated,
     storage_id,
 )
-from hotloop.apps.simulate.between import Between
 from hotloop.apps.simulate.crossing import Crossings
 from hotloop.apps.simulate.events import Operation
 from hotloop.apps.simulate.families import LAST_FIRST, SHAPES
@@ -40,14 +38,14 @@ from hotloop.apps.simulate.operations import (
     shape_of,
     tensors_in,
 )
-from hotloop.apps.simulate.shim import CannotSimulate, exchange_device
-from hotloop.apps.simulate.simulated_storages import Storages
-from hotloop.apps.simulate.telling import Circumstances, Teller
+from hotloop.apps.simulate.shim import CannotSimulate
+from hotloop.apps.simulate.telling import Circumstances, Storages, Teller
 from hotloop.apps.simulate.values import Values, hint
 from hotloop.placement.sites import user_site
 from hotloop.scripts.training_steps import ByHand
 
 _DEVICE = torch.ops.prim.device.default
+HOME = torch.device("cuda", 0)
 _RANDOM, _LARGE = {"normal_", "uniform_"}, 1 << 18  # weights on the host are not drawn: a large model takes no memory
 _KINDS = {"forward": "activation"}  # what memory that comes in a phase is, until it is named otherwise
 
@@ -55,8 +53,7 @@ _KINDS = {"forward": "activation"}  # what memory that comes in a phase is, unti
 class Mixed(Exception):
     """An operation was given operands on different devices; whoever called it may repair them."""
 
-    def __init__(self, home: torch.device, *, written: bool) -> None:
-        self.home = home  # where all of them should be
+    def __init__(self, *, written: bool) -> None:
         self.written = written  # what is elsewhere would be written to
         super().__init__("operands on different devices")
 
@@ -77,13 +74,10 @@ class SimulatedGpu(OperationMode):
         self.findings = findings
         self.draws = known.everything  # whether the weights of large models on the host are drawn
         self.beside_a_real_one = False  # whether tensors may come that are on a GPU that is there
-        self.count = 1  # GPUs of the machine
-        self.home = torch.device("cuda", 0)  # where the operation runs that is being dispatched
         self.guarded = 0  # calls around this one that repair operands
         self.silent = 0  # more than 0 while operands are repaired
         self.operations = self.trained = 0  # of the device; those of backward passes and optimizers
         self.accumulated = False  # whether a gradient came into being since somebody looked
-        self.between = Between(teller, circumstances)
         self.by_hand = ByHand(lambda: None)
         self._one_at_a_time = RLock()  # a script may train in threads
         self._crossings = Crossings(self)
@@ -105,34 +99,26 @@ class SimulatedGpu(OperationMode):
                 kwargs = {**kwargs, "generator": None}
             if not self.draws and known.name in _RANDOM and args[0].numel() >= _LARGE and _initialises():
                 return args[0]
-            result = self.between.works(partial(func, *args, **kwargs))
+            result = func(*args, **kwargs)
             self._learns(known, func, args, kwargs)
             if known.makes and isinstance(result, Tensor):
                 self.findings.origins.made(result)
             return result
         with self._one_at_a_time:
-            self.between.enters()
-            around, self.home = self.home, home_of(args, kwargs)
             try:
-                try:
-                    result = self._on_device(known, func, types, args, kwargs)
-                except (NotImplementedError, AssertionError, RuntimeError) as error:  # what PyTorch raises for them
-                    raise _sparse_error(known.name, args, kwargs) or error from error
-                self._learns(known, func, args, kwargs)
-                return result
-            finally:
-                self.home = around
-                self.between.leaves()
+                result = self._on_device(known, func, types, args, kwargs)
+            except (NotImplementedError, AssertionError, RuntimeError) as error:  # what PyTorch raises for them
+                raise _sparse_error(known.name, args, kwargs) or error from error
+            self._learns(known, func, args, kwargs)
+            return result
 
     def _there(self, device: Any) -> Any:
-        """A device with its number, since PyTorch keeps what it once found for `cuda`; the first for one not there."""
+        """A device, or the one that is there in place of another."""
         asked = torch.device(device)
-        if asked.type != "cuda" or (self.count == 1 and not asked.index):
+        if asked.type != "cuda" or not asked.index:
             return device
-        if asked.index is not None and asked.index >= self.count:
-            self.findings.no_such_device(asked.index, self.count)
-            return torch.device("cuda", 0)
-        return torch.device("cuda", exchange_device(-1) if asked.index is None else asked.index)
+        self.findings.no_such_device(asked.index)
+        return HOME
 
     def _on_device(
         self, known: OperationSchema, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -157,7 +143,7 @@ class SimulatedGpu(OperationMode):
             self.findings.generator(known.name, "cpu", "cuda")
             kwargs = {**kwargs, "generator": None}
         given = (args if given is None else given, kwargs)
-        if any(map(self._is_elsewhere, tensors_in(args, *kwargs.values()))):
+        if any(map(is_host, tensors_in(args, *kwargs.values()))):
             args = tuple(map(self._stand, args))
             kwargs = {name: self._stand(value) for name, value in kwargs.items()}
         result = self._without_data(func, types, args, kwargs, given)
@@ -198,10 +184,10 @@ class SimulatedGpu(OperationMode):
             module=module,
             place=user_site(),
         )
-        self.teller.before(operation, self.home.index)
+        self.teller.before(operation)
         for tensor in reversed(made) if known.name in LAST_FIRST else made:
             self.storages.born(tensor, kind)
-        self.teller.after(operation, self.home.index)
+        self.teller.after(operation)
         hint(func, args, result)
 
     def _learns(self, known: OperationSchema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -230,10 +216,10 @@ class SimulatedGpu(OperationMode):
         finally:
             self.silent -= 1
 
-    def stand_in(self, tensor: Tensor, device: str | torch.device | None = None) -> Tensor:
-        """A tensor without data of the same shape, which nobody is told of; on the device of the operation."""
+    def stand_in(self, tensor: Tensor, device: str | torch.device = HOME) -> Tensor:
+        """A tensor without data of the same shape, which nobody is told of."""
         with self.fake:
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or self.home)
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
 
     def _without_data(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Any, Any]
@@ -267,27 +253,19 @@ class SimulatedGpu(OperationMode):
                 continue
             for tensor in tensors_in(value):
                 number = is_host(tensor) and not (tensor.dim() or known.strict or name in known.written)
-                if self._is_elsewhere(tensor) and not number:
+                if is_host(tensor) and not number:
                     strangers.append((name, tensor))
                     written = written or name in known.written
         if not strangers:
             return
         if self.guarded and current_node() is None:
-            raise Mixed(self.home, written=written)
+            raise Mixed(written=written)
         operands = [(n, t) for n, v in named(func, args, kwargs) for t in tensors_in(v)]
         self.findings.mixed(known.name, operands, strangers)
 
-    def _is_elsewhere(self, tensor: Tensor) -> bool:
-        """Whether a tensor is on the host, or on another GPU than the operation."""
-        if is_host(tensor):
-            return True
-        return self.count > 1 and is_simulated(tensor) and device_of(tensor) != self.home
-
     def _stand(self, value: Any) -> Any:
         if is_host(value):
-            return self.stand_in(value, self.home if value.dim() else "cpu")
-        if isinstance(value, Tensor) and self._is_elsewhere(value):
-            return self.stand_in(value)
+            return self.stand_in(value, HOME if value.dim() else "cpu")
         if isinstance(value, list | tuple):
             return [self._stand(item) for item in value]
         return value
@@ -299,16 +277,6 @@ class SimulatedGpu(OperationMode):
         if isinstance(result, list | tuple) and not all(map(is_simulated, result)):
             return [self._landed(item) for item in result]
         return result
-
-
-def home_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """The GPU on which an operation runs: that of its first operand there, or the one that it names."""
-    for tensor in tensors_in(args, *kwargs.values()):
-        if is_simulated(tensor):
-            return device_of(tensor)
-    asked = kwargs.get("device")
-    index = torch.device(asked).index if asked is not None else None
-    return torch.device("cuda", exchange_device(-1) if index is None else index)
 
 
 def _exemplary(value: Any) -> Any:

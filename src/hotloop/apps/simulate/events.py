@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hotloop.placement.sites import Site  # which imports torch
 
-DATA, WORK = "data", "work"  # of the host: batches, and whatever else the script does there
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -80,8 +78,12 @@ class Listener:
     def waited(self, kind: str, place: "Site | None") -> None:
         """The host waits for the device."""
 
-    def host(self, seconds: float, kind: str = DATA, workers: int = 0) -> None:
-        """The host made a batch, which so many workers share, or did work of the script's own: for so long here."""
+    def loaded(self, seconds: float, workers: int) -> None:
+        """The host made a batch, for so long here; so many workers would share them."""
 
     def step(self) -> None:
         """An optimizer has made a step."""
+
+    def to_record(self) -> dict[str, Any]:
+        """What it has to say, by the names of the fields of a `Simulation`."""
+        return {}

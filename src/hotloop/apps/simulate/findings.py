@@ -3,6 +3,7 @@
 import re
 import sys
 import weakref
+from collections import Counter
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -15,8 +16,10 @@ from torch.optim import Optimizer
 
 from hotloop._torch import buffers_of, parameters_of
 from hotloop.apps.simulate._torch import is_simulated, storage_id
-from hotloop.apps.simulate.simulation_record import DeviceFinding
-from hotloop.placement.golden import Origin, Scene, modules_in_sight, shape_of
+from hotloop.apps.simulate.events import Listener
+from hotloop.apps.simulate.simulation_record import Copy, DeviceFinding, Sync
+from hotloop.placement.golden import Origin, Scene, modules_in_sight
+from hotloop.placement.moving import shape_of
 from hotloop.placement.sites import Site, as_buffer, frames, user_frames, user_site
 
 Operands = list[tuple[str, Tensor]]
@@ -68,7 +71,7 @@ class Findings:
         """Everything, with files as they are called from a folder."""
         return tuple(replace(found, file=relative(found.file, folder)) for found in self._found.values())
 
-    def add(self, code: str, message: str, fix: str, place: Site | None = None, level: str = "error") -> Any:
+    def add(self, code: str, message: str, fix: str, place: Site | None = None) -> Any:
         """Note something; at a line where it was found before it is only counted."""
         place = place or user_site() or Site("", 0)
         key = (code, place.file, place.line)
@@ -76,7 +79,9 @@ class Findings:
         if before is not None:
             self._found[key] = replace(before, count=before.count + 1)
         else:
-            self._found[key] = DeviceFinding(code, level, "shown", place.file, place.line, place.function, message, fix)
+            self._found[key] = DeviceFinding(
+                code, "error", "shown", place.file, place.line, place.function, message, fix
+            )
         return key
 
     def mixed(self, name: str, operands: Operands, strangers: Operands) -> None:
@@ -125,14 +130,13 @@ class Findings:
             f'generator = torch.Generator(device="{wanted}")',
         )
 
-    def no_such_device(self, index: int, count: int) -> None:
+    def no_such_device(self, index: int) -> None:
         """A GPU was asked for that the machine does not have."""
-        there = "one GPU, cuda:0" if count == 1 else f"{count} GPUs, cuda:0 to cuda:{count - 1}"
         self.add(
             "no-such-device",
-            f"cuda:{index} was asked for, and the simulated machine has {there}; "
+            f"cuda:{index} was asked for, and the simulated machine has one GPU, cuda:0; "
             "PyTorch says: CUDA error: invalid device ordinal",
-            f"simulate a machine with more: --gpus {index + 1}; or use one that is there: cuda:0",
+            "use the one that is there: cuda:0",
         )
 
     def orphans(self, optimizer: Optimizer) -> None:
@@ -171,9 +175,6 @@ class Findings:
             learns = any(True for _ in root.parameters())
             return ("model-on-cpu" if learns else "left-on-cpu"), f"{model} = {model}.to({device})"
         argument, tensor = strangers[0]
-        if is_simulated(tensor):
-            word = scene.variable(tensor, scene.frames[::-1]) or argument
-            return "mixed-devices", f"{word} = {word}.to(…), with the device of the others"
         path, kind = scene.owner(tensor)
         attribute = path.rsplit(".", 1)[-1]
         if kind == "attribute":
@@ -194,6 +195,35 @@ class Findings:
         if origin is not None and origin.verb == "made":
             return "mixed-devices", f"device={device} where it is made: {origin.site}"
         return "mixed-devices", f"{argument}.to({device})"
+
+
+class Syncs(Listener):
+    """A listener that counts copies and waits."""
+
+    def __init__(self) -> None:
+        self._copies: Counter[tuple[Site | None, str, bool, bool]] = Counter()
+        self._bytes: Counter[tuple[Site | None, str, bool, bool]] = Counter()
+        self._waits: Counter[tuple[Site | None, str]] = Counter()
+
+    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Site | None) -> None:
+        key = (place, direction, pinned, blocking)
+        self._copies[key] += 1
+        self._bytes[key] += size
+
+    def waited(self, kind: str, place: Site | None) -> None:
+        self._waits[place, kind] += 1
+
+    def copies(self, folder: Path) -> tuple[Copy, ...]:
+        """Copies by line, in the order in which they first came."""
+        found = []
+        for key, count in self._copies.items():
+            place, direction, pinned, blocking = key
+            found.append(Copy(*_line(place, folder), direction, self._bytes[key], pinned, blocking, count))
+        return tuple(found)
+
+    def syncs(self, folder: Path) -> tuple[Sync, ...]:
+        """Waits by line."""
+        return tuple(Sync(*_line(place, folder), kind, count) for (place, kind), count in self._waits.items())
 
 
 class SimulatedScene(Scene):
@@ -250,6 +280,10 @@ def relative(file: str, folder: Path) -> str:
         return str(Path(file).resolve().relative_to(folder))
     except ValueError:
         return file
+
+
+def _line(place: Site | None, folder: Path) -> tuple[str, int]:
+    return (relative(place.file, folder), place.line) if place is not None else ("", 0)
 
 
 def _variable(value: object, among: list[FrameType]) -> str | None:

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from hotloop._torch import map_leaves
 from hotloop.apps.simulate._torch import is_simulated
-from hotloop.apps.simulate.dispatch import Mixed, SimulatedGpu
+from hotloop.apps.simulate.dispatch import HOME, Mixed, SimulatedGpu
 from hotloop.placement.golden import operands_of
 
 
@@ -23,18 +23,12 @@ class Repairs(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        called = self._gpu.between.calls()
-        try:
-            return self._call(func, args, kwargs or {})
-        finally:
-            self._gpu.between.called(called)
-
-    def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = kwargs or {}
         self._gpu.guarded += 1
         try:
             return func(*args, **kwargs)
         except Mixed as refused:
-            home, written = refused.home, refused.written
+            written = refused.written
         except NotImplementedError:  # numbers of the device in a list are read below where anyone is asked
             if func is not torch.tensor:
                 raise
@@ -43,27 +37,25 @@ class Repairs(TorchFunctionMode):
         finally:
             self._gpu.guarded -= 1
         operands = list(operands_of(func, args, kwargs))
-        strangers = [(n, t) for n, t in operands if t.device != home and (is_simulated(t) or t.dim())] or operands[:1]
+        strangers = [(n, t) for n, t in operands if not is_simulated(t) and t.dim()] or operands[:1]
         name = resolve_name(func) or str(getattr(func, "__name__", func))
         self._gpu.findings.mixed(name, operands, strangers)
         if written:
             return args[0]  # what is elsewhere is not written to
         guarded, self._gpu.guarded = self._gpu.guarded, 0  # what is still mixed now is repaired below autograd
         try:
-            return func(*self._moved(args, home), **self._moved(kwargs, home))
+            return func(*self._moved(args), **self._moved(kwargs))
         finally:
             self._gpu.guarded = guarded
 
-    def _moved(self, value: Any, home: torch.device) -> Any:
+    def _moved(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            stays = value.device == home or not (is_simulated(value) or value.dim())
-            return value if stays else self._to_device(value, home)
+            if is_simulated(value) or not value.dim():
+                return value
+            with self._gpu.silently():
+                return value.to(HOME)
         if isinstance(value, dict):
-            return {key: self._moved(item, home) for key, item in value.items()}
+            return {key: self._moved(item) for key, item in value.items()}
         if isinstance(value, list | tuple) and type(value) in (list, tuple):
-            return type(value)(self._moved(item, home) for item in value)
+            return type(value)(self._moved(item) for item in value)
         return value
-
-    def _to_device(self, tensor: Tensor, home: torch.device) -> Tensor:
-        with self._gpu.silently():
-            return tensor.to(home)

@@ -1,10 +1,9 @@
-"""The largest batch that fits, by few runs, and what would make room for a larger one."""
+"""The largest batch that fits, by few runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hotloop.errors import BadArgument
-from hotloop.printing.text import size
 from hotloop.records import Record
 
 WITHIN = 0.01  # share of the largest batch by which the answer may be too small
@@ -57,14 +56,11 @@ def largest(
     *,
     most: int | None = None,
     within: float = WITHIN,
-    runs: int = _RUNS,
-    like: Sequence[tuple[int, int]] = (),
 ) -> SearchResult:
     """Find the largest batch that fits, beginning with one that a person uses.
 
     Memory grows almost linearly with the batch, so from two runs that told their peaks the limit is guessed; guesses
-    narrow a bracket that is halved where they do not help. What is returned was run. `like` are batches and peaks
-    that are about those here, such as another card's: only guesses are made from them.
+    narrow a bracket that is halved where they do not help. What is returned was run.
 
     >>> found = largest(lambda batch: Outcome(batch <= 300, peak=100 + 3 * batch, limit=1000), 16)
     >>> found.batch, found.too_large, found.runs
@@ -72,11 +68,11 @@ def largest(
     """
     if start < 1 or (most is not None and most < 1):
         raise BadArgument(f"a search from {start} to {most}", fix="begin with a batch of at least 1")
-    search = _Bisection(run, most, within, like)
+    search = _Bisection(run, most, within)
     ended = ""
     batch: int | None = min(start, most or start)
     try:
-        while batch is not None and len(search.tried) < runs:
+        while batch is not None and len(search.tried) < _RUNS:
             search.try_batch(batch)
             batch = search.next_batch()
     except SearchStopped as stop:
@@ -88,13 +84,10 @@ def largest(
 class _Bisection:
     """A bracket: `good` fits, `bad` does not."""
 
-    def __init__(
-        self, run: Callable[[int], Outcome], most: int | None, within: float, like: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, run: Callable[[int], Outcome], most: int | None, within: float) -> None:
         self.run = run
         self.most = most
         self.within = within
-        self.like = like
         self.good = 0
         self.bad: int | None = None
         self.tried: list[tuple[int, Outcome]] = []
@@ -138,14 +131,11 @@ class _Bisection:
         With one peak, a line from nothing: what does not grow with the batch makes the true one less steep, so that
         the guess fits, and is a second point, unless it is too near to the first to tell a slope.
         """
-        told = ((batch, seen.peak) for batch, seen in self.tried if seen.peak is not None)
-        known = sorted({*told, *self.like})
+        known = sorted((batch, seen.peak) for batch, seen in self.tried if seen.peak is not None)
         limit = next((seen.limit for _, seen in reversed(self.tried) if seen.limit is not None), None)
         if limit is None or not known:
             return None
         (less, low), (more, high) = (known[0], known[-1]) if len(known) > 1 else ((0, 0), known[0])
-        assert low is not None
-        assert high is not None
         if high <= low:
             return None
         slope = (high - low) / (more - less)
@@ -160,57 +150,3 @@ class _Bisection:
             return min(guess, 64 * max(self.good, 1))
         # What was predicted to fit and does is followed by one more, which is predicted not to.
         return guess if guess >= self.good else None
-
-
-@dataclass(frozen=True)
-class Variant(Record):
-    """The same training with one change, simulated."""
-
-    name: str  # such as bf16
-    change: str  # what to write, in words
-    peak: int | None  # bytes of the process at the person's own batch; None where it does not fit
-    batch: int | None = None  # the largest that fits
-    step_ms: float | None = None
-    needs: int | None = None  # bytes that it would take where it does not fit
-
-    @property
-    def takes(self) -> int | None:
-        """Bytes of the process, whether they fit or not."""
-        return self.needs if self.peak is None else self.peak
-
-
-def what_helps(plain: Variant, variants: Sequence[Variant]) -> tuple[str, ...]:
-    """Advice in sentences: the changes that make room, the one that makes the most first.
-
-    >>> what_helps(Variant("", "", 8 << 30, 16), [Variant("bf16", "autocast to bf16", 5 << 30, 30)])
-    ('autocast to bf16: 5.0 GiB instead of 8.0 GiB, and a batch of 30 instead of 16 fits',)
-    """
-    helping = [each for each in variants if _gain(plain, each) > 0.02]
-    helping.sort(key=lambda each: (-_gain(plain, each), each.takes or 0))
-    return tuple(_sentence(plain, each) for each in helping)
-
-
-def _gain(plain: Variant, other: Variant) -> float:
-    """By what share a batch can be larger, or else the peak is smaller."""
-    if (plain.batch is None and other.batch is not None) or (plain.peak is None and other.peak is not None):
-        return float("inf")
-    less = 1 - other.takes / plain.takes if plain.takes and other.takes is not None else 0.0
-    if plain.batch is not None and other.batch is not None:
-        return max(other.batch / plain.batch - 1, less)
-    return less
-
-
-def _sentence(plain: Variant, other: Variant) -> str:
-    parts = []
-    if other.takes is not None:
-        amount, before = size(other.takes), "" if plain.takes is None else f" instead of {size(plain.takes)}"
-        fits = plain.peak is None and other.peak is not None
-        still = ", which does not fit either" if other.peak is None else ""
-        parts.append(f"{'it fits with ' if fits else ''}{amount}{before}{still}")
-    if other.batch is not None:
-        before = f" instead of {plain.batch:,} fits" if plain.batch else " fits, where not one item did"
-        parts.append(f"a batch of {other.batch:,}{before}")
-    if plain.step_ms and other.step_ms:
-        slower = other.step_ms / plain.step_ms - 1
-        parts.append(f"a step takes {abs(slower):.0%} {'longer' if slower > 0 else 'less'}")
-    return f"{other.change}: {', and '.join(parts)}"

@@ -20,7 +20,7 @@ CATEGORIES = {  # what the engine calls a memory → where it is counted
     "temporary": "temporaries",
     "workspace": "workspaces",
 }
-POINTS = 512  # of a timeline, at least; at most twice as many
+POINTS = 160  # of a timeline, at least; at most twice as many
 
 
 class Point(NamedTuple):

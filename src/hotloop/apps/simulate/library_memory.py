@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from hotloop.apps.simulate.cards import Card
 from hotloop.records import Record
@@ -56,9 +55,7 @@ def measured_operations() -> dict[str, tuple[str, ...]]:
 
 def read_constants(path: Path) -> Constants:
     text = path.read_bytes()
-    data: dict[str, Any] = json.loads(gzip.decompress(text) if path.suffix == ".gz" else text)
-    data["convolution"] = {kind: tuple(rows) for kind, rows in data["convolution"].items()}
-    return Constants.from_json(data)
+    return Constants.from_json(json.loads(gzip.decompress(text) if path.suffix == ".gz" else text))
 
 
 def _version(words: str) -> int:

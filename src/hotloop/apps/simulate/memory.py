@@ -1,7 +1,6 @@
 """The memory of a simulated GPU: hears what the engine tells, allocates as PyTorch would, runs out where it would."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -17,52 +16,10 @@ from hotloop.apps.simulate.need import PROCESS, RESULT, STAGE, TOGETHER, Need
 from hotloop.apps.simulate.simulation_record import Band, Peak, PeakInterval
 from hotloop.apps.simulate.uncertainty import Spread, too_close, verdict
 from hotloop.apps.simulate.workspaces import library, needs, with_settings
-from hotloop.placement.sites import Site, user_site
+from hotloop.placement.sites import user_site
 from hotloop.printing.text import printable, size
 
 _SLACK = 2**20  # by which a block may be larger than what is in it
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """Where memory ran out, and how things stood."""
-
-    asked: int  # bytes of the segment that could not be had
-    total: int  # of the card
-    free: int
-    allocated: int
-    reserved: int
-    context: int
-    cap: int | None
-    file: str
-    line: int  # 0 where it is not known
-    function: str
-    module: str
-
-    def words(self) -> str:
-        """The same in a sentence for people."""
-        where = f" at {printable(PurePath(self.file).name)}:{self.line}" if self.line else ""
-        found = self.free if self.cap is None else min(self.free, max(0, self.cap - self.reserved))
-        return f"memory runs out{where}: {size(self.asked)} are asked for where {size(found)} can be had"
-
-    def __str__(self) -> str:
-        """In the words of PyTorch, since scripts read them."""
-        allowed = "" if self.cap is None else f"{_said(self.cap)} allowed; "
-        return (
-            f"CUDA out of memory. Tried to allocate {_said(self.asked)}. GPU 0 has a total capacity of"
-            f" {_said(self.total)} of which {_said(self.free)} is free. Including non-PyTorch memory, this process has"
-            f" {_said(self.reserved + self.context)} memory in use. {allowed}Of the allocated memory"
-            f" {_said(self.allocated)} is allocated by PyTorch, and {_said(self.reserved - self.allocated)} is reserved"
-            " by PyTorch but unallocated. (simulated)"
-        )
-
-
-class SimulatedOutOfMemory(torch.OutOfMemoryError):
-    """What a real GPU would have raised; `shortage` has the figures."""
-
-    def __init__(self, shortage: Shortage) -> None:
-        super().__init__(str(shortage))
-        self.shortage = shortage
 
 
 def _said(amount: int) -> str:
@@ -93,7 +50,7 @@ class MemoryListener(Listener):
         self.card = card
         self.constants = constants or constants_for(card, torch.__version__)
         self.context = self.constants.context.get("base", 0)
-        self.shortage: Shortage | None = None  # the first
+        self.shortage = ""  # where memory first ran out, in words
         self._survived = False  # whether a step was made since memory last ran out
         self._allocator = Allocator(0)
         self._settings: list[str] = []  # that the script has given the allocator
@@ -222,7 +179,7 @@ class MemoryListener(Listener):
         One that ran out does not say how much it would have needed; one that the script caught, and made a step after,
         does fit.
         """
-        if self.shortage is not None:
+        if self.shortage:
             return self._survived
         return verdict(self.interval, self._allocator.limit, self.constants.margin)
 
@@ -319,28 +276,30 @@ class MemoryListener(Listener):
             return None
         return held
 
-    def _take(self, size: int, kind: str) -> Held:
-        held = self._try(size, kind)
+    def _take(self, amount: int, kind: str) -> Held:
+        held = self._try(amount, kind)
         if held is not None:
             return held
-        operation = self._operation  # that asked; `torch.empty` is none
-        place = (operation and operation.place) or user_site() or Site("", 0)
-        shortage = Shortage(
-            asked=self._asked,
-            total=self.card.memory,
-            free=self.mem_get_info()[0],
-            allocated=self._allocator.allocated,
-            reserved=self._allocator.reserved,
-            context=self.context,
-            cap=self._allocator.cap,
-            file=place.file,
-            line=place.line,
-            function=place.function,
-            module=operation.module if operation else "",
-        )
+        place = (self._operation and self._operation.place) or user_site()  # `torch.empty` is no operation
+        where = f" at {printable(PurePath(place.file).name)}:{place.line}" if place else ""
+        free = min(self.mem_get_info()[0], max(0, self._allocator.limit - self._allocator.reserved))
+        shortage = f"memory runs out{where}: {size(self._asked)} are asked for where {size(free)} can be had"
         self.shortage = self.shortage or shortage
         self._survived = False
-        raise SimulatedOutOfMemory(shortage)
+        raise torch.OutOfMemoryError(self._error())
+
+    def _error(self) -> str:
+        """In the words of PyTorch, since scripts read them."""
+        allocated, reserved = self._allocator.allocated, self._allocator.reserved
+        free, total = map(_said, self.mem_get_info())
+        allowed = "" if self._allocator.cap is None else f"{_said(self._allocator.cap)} allowed; "
+        return (
+            f"CUDA out of memory. Tried to allocate {_said(self._asked)}. GPU 0 has a total capacity of {total}"
+            f" of which {free} is free. Including non-PyTorch memory, this process has"
+            f" {_said(reserved + self.context)} memory in use. {allowed}Of the allocated memory {_said(allocated)}"
+            f" is allocated by PyTorch, and"
+            f" {_said(reserved - allocated)} is reserved by PyTorch but unallocated. (simulated)"
+        )
 
     def _try(self, size: int, kind: str) -> Held | None:
         try:
@@ -369,9 +328,8 @@ class MemoryListener(Listener):
     def _notes(self) -> tuple[str, ...]:
         """What a person should know about these figures, in sentences."""
         notes = []
-        if self.shortage is not None:
-            went_on = ", and the script went on" if self.fits else ""
-            notes.append(f"{self.shortage.words()}{went_on}")
+        if self.shortage:
+            notes.append(self.shortage + (", and the script went on" if self.fits else ""))
         interval = self.interval
         if self.fits is None:
             notes.append(too_close(interval, self._allocator.limit))

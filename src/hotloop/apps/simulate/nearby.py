@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,12 @@ class Nearby(Record):
         """
         if not self.weights or len(traits) != len(self.places[0]):
             return 0.0
-        near = closeness(doublings([traits]), _places(self.places), self.reach)[0]
+        near = closeness(doublings([traits]), self._logs, self.reach)[0]
         return float(np.clip(near @ np.array(self.weights), -_MOST, _MOST))
+
+    @cached_property
+    def _logs(self) -> Array:
+        return doublings(self.places)
 
 
 def closeness(one: Array, other: Array, reach: float) -> Array:
@@ -48,8 +52,3 @@ def doublings(places: Sequence[tuple[int, ...]]) -> Array:
     """Sizes as how often they were doubled."""
     found: Array = np.log2(np.maximum(np.array(places, dtype=np.float64), 1.0))
     return found
-
-
-@lru_cache(maxsize=512)
-def _places(places: tuple[tuple[int, ...], ...]) -> Array:
-    return doublings(places)

@@ -35,7 +35,7 @@ class Tf32(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkPart:
     """A piece of work of one family, such as the gradient of a convolution's weight."""
 
     family: str

@@ -29,7 +29,6 @@ from hotloop.apps.simulate.simulation_record import (
     Request,
 )
 from hotloop.apps.simulate.values import Spinning
-from hotloop.apps.simulate.variants import change_of
 from hotloop.placement.sites import Site
 from hotloop.printing.text import plural
 from hotloop.scripts.as_main import Enough, quiet_threads, run_as_main, shown_without
@@ -58,7 +57,6 @@ class SimulatedScript:
         self._request, self._exchange = request, exchange
         self._engine = engine
         self._samples = samples
-        self._change = change_of(request.variant)
         self._folder = Path(request.script).resolve().parent
         self._error: str | None = None
         self._status = COMPLETED
@@ -70,7 +68,7 @@ class SimulatedScript:
         signal.signal(signal.SIGALRM, _time_up)
         signal.setitimer(signal.ITIMER_REAL, self._request.time_limit, _AGAIN)
         try:
-            with self._engine, self._samples, self._change, quiet_threads():
+            with self._engine, self._samples, quiet_threads():
                 run_as_main(self._request.script, self._arguments(), source=self._code())
                 self._engine.gpu.by_hand.finish()
         except BaseException as ending:  # noqa: BLE001  # whatever the script lets through
@@ -137,7 +135,7 @@ class SimulatedScript:
         self._engine.findings.add(FAILED, f"the script ended itself with {said} {self._made}", "", self._place(ending))
 
     def _failed(self, error: BaseException) -> None:
-        shown = shown_without(error, _OURS, _FAKE)
+        shown = shown_without(error, _OURS, _FAKE, ast.__file__)
         self._error = "".join(shown.format())
         place = self._place(error)
         if isinstance(error, torch.OutOfMemoryError):
@@ -165,7 +163,7 @@ class SimulatedScript:
         if isinstance(error, FileNotFoundError) and self._engine.conversions.saved.of(error.filename) is not None:
             return "what a simulated script saves is not written to the disk: leave out what reads it there"
         if _NCCL in str(error):
-            return "simulate it without torch.distributed, and have the run on several GPUs modelled: --parallel ddp"
+            return "simulate it without torch.distributed: one process, with the batch of a rank"
         if isinstance(error, ModuleNotFoundError) and error.name:
             name = error.name.partition(".")[0]
             return f"install what has {name} for the Python that runs hotloop: {sys.executable} -m pip install …"
@@ -177,7 +175,7 @@ class SimulatedScript:
         """The innermost line of the person's own that an error came through."""
         if isinstance(error, SyntaxError) and error.filename and error.lineno:
             return Site(error.filename, error.lineno)
-        stack = shown_without(error, _OURS, _FAKE).stack
+        stack = shown_without(error, _OURS, _FAKE, ast.__file__).stack
         own = [frame for frame in stack if frame.filename.startswith(str(self._folder))] or stack
         return Site(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else self._whole
 
@@ -201,12 +199,10 @@ class SimulatedScript:
             self._engine.findings.add(NO_STEPS, f"the script came to its end {WITHOUT_STEPS}", TRAIN, self._whole)
         elif self._status == COMPLETED and self._engine.find_idle(self._whole):
             self._status = NO_GPU
-        memories = [*self._engine.listeners, *self._engine.others]
-        if self._status != COMPLETED and any(getattr(each, "fits", None) is False for each in memories):
+        if self._status != COMPLETED and self._engine.memory.fits is False:
             self._status = SHORT  # which the script caught, and then it ended
         seen = self._engine.result(self._folder, self._notes, self._status).to_json()
-        changed = self._request.variant if self._change.made else None
-        told = {"batch": self._batch().to_json(), "variant": changed, "error": self._error}
+        told = {"batch": self._batch().to_json(), "error": self._error}
         self._exchange.answer({**seen, **told})
 
 

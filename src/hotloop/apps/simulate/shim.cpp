@@ -1,4 +1,4 @@
-// CUDA devices that are not there, for PyTorch's own registries: one or several, with nothing to wait for.
+// A CUDA device that is not there, for PyTorch's own registries: one, with nothing to wait for.
 // It computes nothing. Without it autograd stops at the first tensor that says it is on a CUDA device.
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -15,16 +15,7 @@
 #include <unordered_set>
 
 namespace {
-c10::DeviceIndex count = 1;
-thread_local c10::DeviceIndex current = 0;
-
-c10::DeviceIndex exchange(c10::DeviceIndex index) {
-  const auto before = current;
-  if (index >= 0 && index < count) {
-    current = index;
-  }
-  return before;
-}
+constexpr c10::DeviceIndex count = 1, current = 0;
 } // namespace
 
 namespace at {
@@ -89,9 +80,9 @@ struct SimulatedHooks final : CUDAHooksInterface {
   int getNumGPUs() const override { return count; }
   DeviceIndex current_device() const override { return current; }
   DeviceIndex getCurrentDevice() const override { return current; }
-  void setCurrentDevice(DeviceIndex index) const override { exchange(index); }
-  DeviceIndex exchangeDevice(DeviceIndex index) const override { return exchange(index); }
-  DeviceIndex maybeExchangeDevice(DeviceIndex index) const override { return exchange(index); }
+  void setCurrentDevice(DeviceIndex) const override {}
+  DeviceIndex exchangeDevice(DeviceIndex) const override { return current; }
+  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return current; }
   void deviceSynchronize(DeviceIndex) const override {}
   bool isPinnedPtr(const void* memory) const override { return SimulatedPinning::instance().holds(memory); }
   Allocator* getPinnedMemoryAllocator() const override { return &SimulatedPinning::instance(); }
@@ -168,10 +159,10 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
   static Device device(DeviceIndex index) { return Device(DeviceType::CUDA, index); }
   static Stream stream(Device of) { return Stream(Stream::DEFAULT, device(of.index() < 0 ? current : of.index())); }
 
-  Device exchangeDevice(Device to) const override { return device(exchange(to.index())); }
+  Device exchangeDevice(Device) const override { return device(current); }
   Device getDevice() const override { return device(current); }
-  void setDevice(Device to) const override { exchange(to.index()); }
-  void uncheckedSetDevice(Device to) const noexcept override { exchange(to.index()); }
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
   DeviceIndex deviceCount() const noexcept override { return count; }
   Stream getStream(Device of) const noexcept override { return stream(of); }
   Stream getDefaultStream(Device of) const override { return stream(of); }
@@ -197,16 +188,6 @@ extern "C" void hotloop_simulate_begin() {
   real_is_initialized = at::initialized().test_once();
   real_functions = at::exchange_hooks(at::simulated_functions());
   real_guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].exchange(guard);
-}
-
-extern "C" void hotloop_simulate_gpus(int gpus) {
-  count = static_cast<DeviceIndex>(gpus);
-  current = 0;
-}
-
-// The device of this thread, before it becomes another; −1 changes nothing.
-extern "C" int hotloop_simulate_device(int index) {
-  return exchange(static_cast<DeviceIndex>(index));
 }
 
 extern "C" void hotloop_simulate_end() {

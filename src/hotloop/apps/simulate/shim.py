@@ -19,7 +19,6 @@ from hotloop.printing.text import printable
 
 SOURCE = Path(__file__).with_name("shim.cpp")
 MACHINES = ("x86_64", "aarch64")
-_installed: list[ctypes.CDLL] = []  # one, while the device is in place
 BUILDING = 300.0  # seconds after which a compiler is given up
 
 
@@ -62,7 +61,6 @@ def install(loaded: ctypes.CDLL) -> None:
     import torch  # noqa: PLC0415
 
     loaded.hotloop_simulate_begin()
-    _installed.append(loaded)
     if not torch.zeros(1, device="cpu").pin_memory().is_pinned():
         remove(loaded)
         raise CannotSimulate("this version of torch does not use the simulated GPU", fix="use torch 2.11 to 2.15")
@@ -71,18 +69,6 @@ def install(loaded: ctypes.CDLL) -> None:
 def remove(loaded: ctypes.CDLL) -> None:
     """Take it away: the process has the devices again that it had."""
     loaded.hotloop_simulate_end()
-    _installed.clear()
-
-
-def set_gpus(count: int) -> None:
-    """How many GPUs the simulated machine has; the first is the current one."""
-    for loaded in _installed:
-        loaded.hotloop_simulate_gpus(count)
-
-
-def exchange_device(index: int) -> int:
-    """Make a GPU the current one of this thread, and say which was; with -1, only that."""
-    return int(_installed[-1].hotloop_simulate_device(index)) if _installed else 0
 
 
 def _check_machine() -> None:

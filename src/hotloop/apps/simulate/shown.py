@@ -1,14 +1,15 @@
-"""A `Simulation` as a person reads it in a terminal."""
+"""A `Simulation` in words, the same in a terminal and on a page: the answer, what would go wrong, and where."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
-from hotloop.apps.simulate.compare import RateInterval, Row, ranking
-from hotloop.apps.simulate.largest_batch import SearchResult, what_helps
 from hotloop.apps.simulate.simulation_record import (
     BEYOND,
     CUT,
@@ -17,22 +18,18 @@ from hotloop.apps.simulate.simulation_record import (
     NO_STEPS,
     DeviceFinding,
     Simulation,
-    StepPace,
     StepTime,
 )
-from hotloop.printing.text import clipped, count, plural, printable, size
+from hotloop.printing.text import clipped, count, duration, plural, printable, size
+from hotloop.report.document import Document, Facts, Plot, Table, Words
+from hotloop.report.runs import Run
+from hotloop.report.words import DASH, UNKNOWN, Fact, when
 
 LIMITS = {
-    "device": "the GPU limits: it computes most of the time",
-    "launches": "the host limits: launching the operations takes longer than computing them",
-    "copies": "copies between host and device limit",
-    "data": "the data limits: the GPU waits for batches",
-    "work": "the script's own work on the host limits: the GPU waits for it",
+    "device": "the GPU computes most of the time",
+    "launches": "launching the operations takes the host longer than computing them",
+    "copies": "the GPU waits for what comes from the host",
 }
-MARK = "*"  # a time of a card that was not measured
-STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
-MOST_LINES = 12  # of copies and waits; --json has all
-DASH = "\N{EN DASH}"
 NO_VERDICT = {
     FAILED: "failed",
     NO_STEPS: "did not train",
@@ -40,97 +37,262 @@ NO_VERDICT = {
     CUT: "did not come far enough",
     BEYOND: "does what cannot be simulated",
 }
+FITS = {True: "it fits", False: "it does not fit", None: "too close to say whether it fits"}
+STYLES = {"error": "bold red", "warning": "yellow", "fix": "cyan"}
+MARK = "*"  # a time of a card that was not measured
+LINES_SHOWN = 12  # of a table; the JSON has all
+OUTSIDE = "outside any module"
+METHOD = (
+    "Nothing ran on a GPU: the script ran here, on tensors that have shapes but no values.",
+    "Memory comes from a model of PyTorch's allocator, which heard of every tensor that came and went.",
+    "Workspaces, the context and all times come from tables of constants. They are as near as the GPU that they were "
+    "fitted on is to yours: where it was not measured, it says uncalibrated.",
+    "What an operation costs the host is the same for every GPU. The data and the script's own work are left out.",
+)
 
 
-def simulation_words(simulation: Simulation, gpu: str, script: str, row: Row | None = None) -> Iterator[RenderableType]:
-    """What would happen, the worst first; `row` has the speed and the cost."""
-    ran = plural(simulation.completed, "step")
-    short = "" if simulation.completed >= simulation.steps else f" of the {simulation.steps} asked for"
-    several = f"{simulation.gpus} × " if simulation.gpus > 1 else ""
-    yield Text(f"{printable(script)} on {several}{printable(gpu)}, simulated for {ran}{short}", style="bold")
-    for finding in simulation.findings:
-        yield from _finding(finding)
-    if not simulation.findings:
-        yield Text("no device bug was found", style="green")
-    if not simulation.trained:
+def simulation_words(found: Simulation, script: str) -> Iterator[RenderableType]:
+    """What would happen, for a terminal."""
+    yield Text(_title(found, script), style="bold")
+    yield Text(verdict(found), style="bold")
+    facts = Grid.grid(padding=(0, 2, 0, 0))
+    for fact in headlines(found):
+        facts.add_row(fact.label, Text(fact.value, style="bold"), Text(fact.detail))
+    yield facts
+    for block in blocks(found):
         yield Text()
-        why = NO_VERDICT[simulation.status]
-        yield Text(f"no verdict: the script {why}, so its memory and its speed are not known", style="bold")
-    if simulation.peak is not None:
-        yield Text()
-        yield Text(_fits(simulation), style="bold")
-        yield _memory(simulation)
-    if simulation.search is not None:
-        yield Text()
-        yield from _largest(simulation.search)
-    if simulation.helps:
-        yield Text()
-        yield from _helps(simulation)
-    if (step := simulation.step_ms) is not None:
+        yield Text(block.title, style="bold")
+        if isinstance(block, Table):
+            rows = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+            for number in range(len(block.header)):
+                rows.add_column(justify="left" if number in block.words else "right")
+            for row in block.rows:
+                rows.add_row(*map(Text, row))
+            yield rows
+        elif isinstance(block, Facts):
+            for fact in block.facts:
+                style = STYLES.get(re.split("[ ,]", fact.label)[0], "")
+                said = Text.assemble((fact.label, style), f": {fact.value}")
+                yield Padding(said, (0, 0, 0, 2 if fact.label == "fix" else 0))
+                if fact.detail:
+                    yield Padding(Text(fact.detail), (0, 0, 0, 2))
+        else:
+            yield from map(Text, block.sentences)
+
+
+def simulation_page(
+    found: Simulation, script: str, *, command: str | None = None, versions: dict[str, str] | None = None, date: str
+) -> str:
+    """The whole page: the same with the memory over time, and how it was found."""
+    modules = Counter[str]()
+    for name, amount in found.modules.items():
+        modules[re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name)] += amount
+    rows = [[printable(name) or OUTSIDE, size(amount)] for name, amount in modules.most_common()]
+    said = "Activations alone, in the module that made them. * stands for the number of a layer."
+    return Document(
+        _title(found, script),
+        [
+            *_plot(found),
+            *blocks(found),
+            *_table("Activations by module", ["module", "at the peak"], rows, said),
+            Words("How it was found", METHOD),
+        ],
+        headlines(found),
+        verdict(found),
+        None,
+        None if command is None else printable(command),
+        versions,
+        when(date),
+        "predicted by a model",
+    ).html()
+
+
+def simulation_run(found: Simulation, script: str, date: str) -> Run:
+    """The entry of a simulation among the runs that are kept; named so that a measured one can be put beside it."""
+    figures: dict[str, float | None] = {
+        "median step in seconds": found.step_ms.median / 1e3 if found.step_ms else None,
+        "memory of the process in bytes": found.peak.process if found.peak else None,
+        "peak memory in bytes": found.peak.allocated if found.peak else None,
+        "largest batch": found.largest_batch,
+        "findings": len(found.findings),
+    }
+    known = {name: float(value) for name, value in figures.items() if value is not None}
+    return Run("simulate", script, date, f"{_gpu(found)}, simulated", known)
+
+
+def verdict(found: Simulation) -> str:
+    """Whether it fits, in a sentence."""
+    if why := NO_VERDICT.get(found.status):
+        return f"no verdict: the script {why}, so its memory and its speed are not known"
+    if found.peak is None:
+        return ""
+    of = f" of {size(found.gpu_memory)}" if found.gpu_memory else ""
+    interval = found.interval
+    between = f" ({size(interval.low.process)} to {size(interval.high.process)})" if interval else ""
+    return f"{FITS[found.fits]}: the process would take {size(found.peak.process)}{of} at its peak{between}"
+
+
+def headlines(found: Simulation) -> list[Fact]:
+    """The numbers that a person looks for first."""
+    facts, step, search = [], found.step_ms, found.search
+    if search is not None:
+        fills = f"; what fills the memory: {printable(search.limited_by)}" if search.limited_by else ""
+        seen = f"{plural(search.runs, 'batch', 'batches')} simulated"
+        if search.batch is None:
+            facts.append(Fact("largest batch", "not even 1 fits" if search.exact else "none was seen to fit", seen))
+        elif search.too_large is None:
+            facts.append(Fact("largest batch", f"at least {search.batch:,}", f"no larger one was tried; {seen}"))
+        else:
+            facts.append(
+                Fact("largest batch", f"{search.batch:,}", f"{search.too_large:,} does not fit{fills}; {seen}")
+            )
+    if step is not None:
         sure = "" if step.calibrated else "; uncalibrated: this GPU was not measured"
-        yield Text()
-        yield Text(f"a step takes {_ms(step.median)} ({_ms(step.low)} to {_ms(step.high)}{sure})", style="bold")
-    if simulation.pace is not None:
-        yield from _pace(simulation.pace)
-    if row is not None and row.samples_per_second is not None:
-        yield Text(f"{_between(row.samples_per_second)} samples a second")
-    if row is not None and row.dollars_per_million is not None:
-        yield Text(
-            f"{_between(row.dollars_per_million, '$')} for a million samples, at ${row.dollars_per_hour:g} an hour"
+        facts.append(Fact("a step takes", _ms(step.median), f"{_ms(step.low)} to {_ms(step.high)}{sure}"))
+    if (rate := found.samples_per_second) is not None:
+        facts.append(Fact("samples per second", count(rate[0]), f"{count(rate[1])} to {count(rate[2])}"))
+    if found.limited_by:
+        facts.append(Fact("limited by", found.limited_by, LIMITS[found.limited_by]))
+    if found.peak is not None:
+        place = found.peak_at
+        at = f"; the peak is at {_where(place.file, place.line)}" if place else ""
+        phase = printable(f", in {place.phase} of {place.module}") if place and place.module else ""
+        facts.append(
+            Fact(
+                "allocated", size(found.peak.allocated), f"at the peak; {size(found.peak.reserved)} reserved{at}{phase}"
+            )
         )
-    yield from _crossings(simulation)
-    for note in simulation.notes:
-        yield Text(f"note: {printable(note)}", style="dim")
+    return facts
 
 
-def cards_table(told: Sequence[Simulation], names: Sequence[str], rows: Sequence[Row]) -> Table:
+def blocks(found: Simulation) -> list[Facts | Table | Words]:
+    """What would go wrong, what the memory is made of, copies, waits and notes."""
+    facts = [fact for finding in found.findings for fact in _finding(finding)]
+    nothing = Words("What would go wrong", ["no device bug was found in the lines that ran"])
+    copies = [
+        [
+            _where(each.file, each.line),
+            f"{printable(each.direction)}, {'pinned' if each.pinned else 'pageable'}",
+            "the host waits" if each.blocking or not each.pinned else "the host goes on",
+            size(each.bytes),
+            plural(each.count, "copy", "copies"),
+        ]
+        for each in sorted(found.copies, key=lambda copy: -copy.bytes)
+    ]
+    waits = [
+        [_where(each.file, each.line), printable(each.kind), plural(each.count, "time")]
+        for each in sorted(found.syncs, key=lambda sync: -sync.count)
+    ]
+    return [
+        Facts("What would go wrong", facts) if facts else nothing,
+        *_table("What the peak is made of", ["what", "bytes", "share"], _categories(found)),
+        *_table(
+            "Copies between host and device", ["your line", "what", "", "bytes", "copies"], copies, words=(0, 1, 2)
+        ),
+        *_table("Where the host waits for the device", ["your line", "what", "times"], waits, words=(0, 1)),
+        *([Words("Notes", [printable(note) for note in found.notes])] if found.notes else []),
+    ]
+
+
+def cards_table(told: Sequence[Simulation]) -> Grid:
     """A line for each GPU; columns of which nothing is known are left out."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    names = [_gpu(each).removeprefix("NVIDIA ") for each in told]
+    fits = {True: "yes", False: "no", None: "too close to say"}
+    columns = {
+        "fits": [fits[each.fits] if each.trained else each.status for each in told],
+        "memory": [DASH if each.peak is None else size(each.peak.process) for each in told],
+        "largest batch": [_batch(each) for each in told],
+        "step": [_time(each.step_ms) for each in told],
+        "samples/s": [
+            "{:.3g} ({:.3g} to {:.3g})".format(*rate) if (rate := each.samples_per_second) else DASH for each in told
+        ],
+        "findings": [str(len(each.findings)) for each in told],
+    }
+    table = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("GPU", no_wrap=True)
-    columns: dict[str, list[str]] = {"fits": [], "memory": []}
-    if any(simulation.search is not None for simulation in told):
-        columns["largest batch"] = [_batch(simulation) for simulation in told]
-    for simulation in told:
-        fits = {True: "yes", False: "no", None: "too close to say"}[simulation.fits]
-        columns["fits"].append(fits if simulation.trained else simulation.status)
-        columns["memory"].append(DASH if simulation.peak is None else size(simulation.peak.process))
-    columns["step"] = [_time(row.step_ms) for row in rows]
-    if any(row.step_ms and row.pace_ms and row.pace_ms.median > 1.02 * row.step_ms.median for row in rows):
-        columns["with data"] = [_time(row.pace_ms) for row in rows]
-    if any(row.samples_per_second for row in rows):
-        columns["samples/s"] = [_between(row.samples_per_second) for row in rows]
-    if any(row.dollars_per_hour is not None for row in rows):
-        columns["for a million"] = [_between(row.dollars_per_million, "$") for row in rows]
-    if any(simulation.findings for simulation in told):
-        columns["findings"] = [str(len(simulation.findings)) for simulation in told]
-    for name in columns:
+    shown = {name: cells for name, cells in columns.items() if not {*cells} <= {DASH, "0"}}
+    for name in shown:
         table.add_column(name, justify="right", no_wrap=name in ("memory", "step"))
-    for name, *cells in zip(names, *columns.values(), strict=True):
-        table.add_row(*map(Text, [printable(name).removeprefix("NVIDIA "), *cells]))
+    for name, *cells in zip(names, *shown.values(), strict=True):
+        table.add_row(*map(Text, [name, *cells]))
     return table
 
 
-def ranked(rows: Sequence[Row], names: Mapping[str, str]) -> str:
-    """The cards by speed, in words; `names` by their keys."""
-    ranks = [", ".join(printable(names[gpu]).removeprefix("NVIDIA ") for gpu in rank) for rank in ranking(rows)]
+def ranking(told: Sequence[Simulation]) -> list[list[Simulation]]:
+    """From the quickest to the slowest; those whose intervals overlap are one rank, since nobody can tell."""
+    ranks: list[list[Simulation]] = []
+    slowest = -math.inf  # of the rank before
+    timed = [(step.low, number, step.high) for number, each in enumerate(told) if (step := each.step_ms)]
+    for low, number, high in sorted(timed):
+        if low > slowest:
+            ranks.append([])
+        ranks[-1].append(told[number])
+        slowest = max(slowest, high)
+    return ranks
+
+
+def ranked(told: Sequence[Simulation]) -> str:
+    """The GPUs by speed, in words."""
+    ranks = [", ".join(_gpu(each).removeprefix("NVIDIA ") for each in rank) for rank in ranking(told)]
     if len(ranks) < 2:
-        return "Too close to rank by speed: the intervals overlap." if len(rows) > 1 and ranks else ""
+        return "Too close to rank by speed: the intervals overlap." if ranks else ""
     return f"By speed: {'; then '.join(ranks)}. Where several stand together, their intervals overlap."
 
 
-def _pace(pace: StepPace) -> Iterator[RenderableType]:
-    """What a person waits for beside the GPU, and which of all limits."""
-    parts = []
-    if pace.data_ms:
-        by = f" by {plural(pace.workers, 'worker')}" if pace.workers else ""
-        parts.append(f"batches take {_ms(pace.data_ms)} each step{by}")
-    if pace.work_ms:
-        parts.append(f"the script's own work on the host {_ms(pace.work_ms)}")
-    if parts:
-        step = pace.step_ms
-        yield Text(f"with data and host work, a step every {_ms(step.median)} ({_ms(step.low)} to {_ms(step.high)})")
-        yield Text(f"  measured on this machine: {', '.join(parts)}", style="dim")
-    yield Text(f"  {LIMITS[pace.limited_by]}")
+def _title(found: Simulation, script: str) -> str:
+    short = "" if found.completed >= found.steps else f" of the {found.steps} asked for"
+    return f"{clipped(script, 40)} on {_gpu(found)}, simulated for {plural(found.completed, 'step')}{short}"
+
+
+def _gpu(found: Simulation) -> str:
+    return printable(found.gpu_name or found.gpu)
+
+
+def _plot(found: Simulation) -> list[Plot]:
+    from hotloop.apps.simulate.simulation_plots import memory_plot  # noqa: PLC0415  # Matplotlib, which takes a second
+    from hotloop.report.plots import themed  # noqa: PLC0415
+
+    if not found.timeline or found.peak is None:
+        return []
+    alt = "Allocated memory over the steps, one category upon another, below what the process holds"
+    return [themed("Memory over the steps", alt, lambda theme, form: memory_plot(found, form, theme))]
+
+
+def _table(
+    title: str, header: list[str], rows: list[list[str]], said: str = "", words: tuple[int, ...] = (0,)
+) -> list[Table]:
+    if not rows:
+        return []
+    more = f"{plural(len(rows) - LINES_SHOWN, 'more line')} in report.json." if len(rows) > LINES_SHOWN else ""
+    return [Table(title, header, rows[:LINES_SHOWN], f"{said} {more}".strip(), words)]
+
+
+def _finding(finding: DeviceFinding) -> Iterator[Fact]:
+    suspected = ", perhaps" if finding.confidence == "suspected" else ""
+    times = f", {finding.count:,} times" if finding.count > 1 else ""
+    first, *more = [printable(line.strip()) for line in finding.message.splitlines()] or [UNKNOWN]
+    where = _where(finding.file, finding.line) if finding.line else printable(finding.file)
+    yield Fact(f"{printable(finding.level)}{suspected}{times}", f"{where}: {first}", ";\n".join(more))
+    if finding.fix:
+        yield Fact("fix", printable(finding.fix))
+
+
+def _categories(found: Simulation) -> list[list[str]]:
+    """What the peak is made of: name, bytes, share; together what the driver would show."""
+    if found.peak is None:
+        return []
+    process = found.peak.process
+    held = Counter(found.categories)
+    held["cached by the allocator"] += max(0, process - held.total())
+    rows = [*held.most_common(), ("the process", process)]
+    return [[printable(name), size(amount), f"{amount / max(process, 1):.1%}"] for name, amount in rows if amount]
+
+
+def _batch(found: Simulation) -> str:
+    search = found.search
+    if search is None or (search.batch is None and not search.exact):
+        return DASH
+    return f"{search.batch or 0:,}{'' if search.too_large is not None else '+'}"
 
 
 def _time(step: StepTime | None) -> str:
@@ -138,95 +300,9 @@ def _time(step: StepTime | None) -> str:
     return DASH if step is None else f"{_ms(step.median)}{'' if step.calibrated else MARK}"
 
 
-def _largest(found: SearchResult) -> Iterator[RenderableType]:
-    """The answer of a search, what is too large, and why."""
-    if found.batch is None:
-        yield Text("not even a batch of 1 fits" if found.exact else "no batch was seen to fit", style="bold")
-    else:
-        more = "no larger one was tried" if found.too_large is None else f"{found.too_large:,} does not fit"
-        atleast = "" if found.too_large is not None else " at least"
-        yield Text(f"the largest batch is{atleast} {found.batch:,}: {more}", style="bold")
-    if found.limited_by:
-        yield Text(f"  what fills the memory: {printable(found.limited_by)}")
-    yield Text(f"  {plural(found.runs, 'batch', 'batches')} simulated", style="dim")
-
-
-def _helps(simulation: Simulation) -> Iterator[RenderableType]:
-    """Changes that make room, with their numbers; those that do not are named."""
-    plain, *tried = simulation.helps
-    said = what_helps(plain, tried)
-    if said:
-        yield Text("what would make room", style="bold")
-        yield from (Text(f"  {printable(words)}") for words in said)
-    elif tried:
-        yield Text(f"none of these takes less memory: {'; '.join(each.change for each in tried)}")
-
-
-def _batch(simulation: Simulation) -> str:
-    found = simulation.search
-    if found is None or (found.batch is None and not found.exact):
-        return DASH
-    return f"{found.batch or 0:,}{'' if found.too_large is not None else '+'}"
-
-
-def _between(rates: RateInterval | None, unit: str = "") -> str:
-    """A number with its interval."""
-    if rates is None:
-        return DASH
-    return f"{unit}{count(rates.median)} ({count(rates.low)} to {count(rates.high)})"
-
-
-def _finding(finding: DeviceFinding) -> Iterator[RenderableType]:
-    where = printable(f"{finding.file}:{finding.line}" if finding.line else finding.file)
-    times = f" ({finding.count} times)" if finding.count > 1 else ""
-    suspected = " perhaps" if finding.confidence == "suspected" else ""
-    first, *more = [printable(line.strip()) for line in finding.message.splitlines() or [""]]
-    yield Text()
-    yield Text.assemble((f"{finding.level}{suspected}", STYLES.get(finding.level, "")), f" {where}: {first}{times}")
-    for line in more:
-        yield Padding(Text(line), (0, 0, 0, 2))
-    if finding.fix:
-        yield Padding(Text(f"fix: {printable(finding.fix)}", style="cyan"), (0, 0, 0, 2))
-
-
-def _fits(simulation: Simulation) -> str:
-    assert simulation.peak is not None
-    verdict = {True: "it fits", False: "it does not fit", None: "too close to say whether it fits"}[simulation.fits]
-    said = f"{verdict}: the process would take {size(simulation.peak.process)} at its peak"
-    if simulation.interval is None:
-        return said
-    return f"{said} ({size(simulation.interval.low.process)} to {size(simulation.interval.high.process)})"
-
-
-def _memory(simulation: Simulation) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 2), pad_edge=False, show_header=False)
-    table.add_column("what")
-    table.add_column("bytes", justify="right")
-    for name, amount in sorted(simulation.categories.items(), key=lambda pair: -pair[1]):
-        table.add_row(Text(printable(name)), size(amount))
-    return table
-
-
-def _crossings(simulation: Simulation) -> Iterator[RenderableType]:
-    if simulation.copies:
-        yield Text()
-        yield Text("copies between host and device", style="bold")
-        for copy in sorted(simulation.copies, key=lambda copy: -copy.bytes)[:MOST_LINES]:
-            how = f"{'pinned' if copy.pinned else 'pageable'}, {'blocking' if copy.blocking else 'not blocking'}"
-            where = _place(copy.file, copy.line)
-            amount = f"{size(copy.bytes)} in {plural(copy.count, 'copy', 'copies')}"
-            yield Text(f"  {where}: {copy.direction}, {amount}, {how}")
-    if simulation.syncs:
-        yield Text()
-        yield Text("where the host waits for the device", style="bold")
-        for sync in sorted(simulation.syncs, key=lambda sync: -sync.count)[:MOST_LINES]:
-            where = _place(sync.file, sync.line)
-            yield Text(f"  {where}: {printable(sync.kind)}, {plural(sync.count, 'time')}")
+def _where(file: str, line: int) -> str:
+    return clipped(f"{file}:{line}", 40) if file else "a line without a file"
 
 
 def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
-
-
-def _place(file: str, line: int) -> str:
-    return clipped(f"{file}:{line}", 40) if file else "a line without a file"
+    return duration(milliseconds / 1e3)

@@ -2,9 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any, Self
@@ -22,19 +22,26 @@ from hotloop.apps.simulate.dispatch import SimulatedGpu
 from hotloop.apps.simulate.evaluations import Evaluations
 from hotloop.apps.simulate.events import Listener
 from hotloop.apps.simulate.families import ALL, left_whole
-from hotloop.apps.simulate.findings import Findings, relative
+from hotloop.apps.simulate.findings import Findings, Syncs, relative
 from hotloop.apps.simulate.functions import Repairs
 from hotloop.apps.simulate.known import Known
+from hotloop.apps.simulate.memory import MemoryListener
 from hotloop.apps.simulate.replaced import Patches
 from hotloop.apps.simulate.second_order import SecondOrder
-from hotloop.apps.simulate.shim import set_gpus
-from hotloop.apps.simulate.simulated_storages import Storages
-from hotloop.apps.simulate.simulation_record import COMPLETED, NO_GPU, SHORT, Branch, ShortenedLoop, Simulation
-from hotloop.apps.simulate.syncs import Syncs
-from hotloop.apps.simulate.telling import Circumstances, Teller
+from hotloop.apps.simulate.simulation_record import (
+    COMPLETED,
+    FAILED,
+    NO_GPU,
+    NO_STEPS,
+    SETTLED,
+    SHORT,
+    ScriptLine,
+    Simulation,
+)
+from hotloop.apps.simulate.telling import Circumstances, Storages, Teller
 from hotloop.apps.simulate.twins import Twins
 from hotloop.placement.sites import Site
-from hotloop.printing.text import size
+from hotloop.printing.text import plural
 from hotloop.scripts.as_main import Enough
 from hotloop.scripts.training_steps import ByHand
 from hotloop.step.rounds import Rounds
@@ -56,17 +63,18 @@ class Engine:
     steps: int | None
     values: bool = False
     own_process: bool = True
-    others: Sequence[Listener] = ()  # that keep the memory of further GPUs
     asked: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.syncs = Syncs(self.card)
-        self.teller = Teller([*self.listeners, self.syncs], self.others)
+        self.syncs = Syncs()
+        given = next((each for each in self.listeners if isinstance(each, MemoryListener)), None)
+        self.memory = given or MemoryListener(self.card)
+        self.telling = [self.memory, *(each for each in self.listeners if each is not given)]  # of the result
+        self.teller = Teller([*self.telling, self.syncs])
         self.findings = Findings()
         self.circumstances = Circumstances()
         self.known = Twins() if self.values else Known()
         self.gpu = SimulatedGpu(self.teller, self.circumstances, Storages(self.teller), self.known, self.findings)
-        self.gpu.count = 1 + len(self.others)
         self.gpu.draws = self.values or not self.own_process
         self.gpu.beside_a_real_one = torch.cuda.is_initialized()
         self.gpu.by_hand = ByHand(self._step_made)
@@ -78,9 +86,7 @@ class Engine:
         self.on_enough: Callable[[], None] = lambda: None
         self._rounds = Rounds()
         self._held: set[int] = set()  # parameters of optimizers
-        memory = next((each for each in self.listeners if hasattr(each, "memory_stats")), self.syncs)
-        self._memories: list[Any] = [memory, *self.others]
-        self._cuda = Cuda(self.card, self.gpu, self._memories)
+        self._cuda = Cuda(self.card, self.gpu, self.memory)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -94,8 +100,6 @@ class Engine:
 
     def _install(self, stack: ExitStack) -> None:
         patches = Patches()
-        stack.callback(set_gpus, 1)
-        set_gpus(self.gpu.count)
         stack.callback(setattr, self.gpu.fake, "gone", True)
         stack.callback(self.borrowed.restore)
         stack.callback(patches.restore)
@@ -149,23 +153,22 @@ class Engine:
 
     def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer whose parameters got nothing, while others got gradients, holds the wrong ones."""
-        with self.gpu.between.aside():
-            self.borrowed.steps(optimizer)
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            closure = len(args) > 1 or kwargs  # gradients come during the step
-            if self.gpu.accumulated and not closure and all(p.grad is None for p in parameters):
-                self.findings.orphans(optimizer)
+        self.borrowed.steps(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        closure = len(args) > 1 or kwargs  # gradients come during the step
+        if self.gpu.accumulated and not closure and all(p.grad is None for p in parameters):
+            self.findings.orphans(optimizer)
+        self.circumstances.optimizing = True
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self.circumstances.optimizing = False
         self.gpu.by_hand.leave_to_optimizer()
-        with self.gpu.between.aside():
-            self.conversions.name_all(optimizer)
+        self.conversions.name_all(optimizer)
         self.gpu.accumulated = False
         if self._rounds.ends(id(optimizer)):
             self._step_made()
 
     def _step_made(self) -> None:
-        self.gpu.between.stepped()
         self.teller.step()
         self.circumstances.forget()
         self.gpu.values.stepped()
@@ -185,25 +188,20 @@ class Engine:
     def result(self, folder: Path, notes: Sequence[str] = (), status: str = COMPLETED) -> Simulation:
         """What was found, with what the listeners have to say where the script ran long enough for it."""
         said: dict[str, Any] = {"notes": (), "gpu_name": self.card.name, "gpu_memory": self.card.memory}
-        for listener in self.listeners:
-            told = getattr(listener, "to_record", None)
-            record = told() if told is not None else {}
+        for listener in self.telling:
+            record = listener.to_record()
             if status in (COMPLETED, SHORT) or not _VERDICTS & record.keys():
                 said |= {**record, "notes": (*said["notes"], *record.get("notes", ()))}
-        if self.others and "fits" in said:
-            said |= self._fullest(said["notes"])
         return Simulation(
             gpu=self.card.key,
-            gpus=self.gpu.count,
             steps=self.completed if self.steps is None else self.steps,
             completed=self.completed,
             status=status,
             findings=self.findings.all(folder),
             copies=self.syncs.copies(folder),
             syncs=self.syncs.syncs(folder),
-            branches=tuple(Branch(relative(p.file, folder), p.line) for p in self.gpu.values.branches.seen),
-            shortened=tuple(ShortenedLoop(relative(p.file, folder), p.line) for p in self.evaluations.ended),
-            notes=(*notes, *self._notes(folder), *said.pop("notes")),
+            shortened=_lines(self.evaluations.ended, folder),
+            notes=(*notes, *self._notes(folder, status), *said.pop("notes")),
             **said,
         )
 
@@ -214,45 +212,38 @@ class Engine:
             self.findings.add(NO_GPU, "the training runs on the CPU alone and never uses the GPU", _TO_GPU, place)
         return idle
 
-    def _fullest(self, notes: Sequence[str]) -> dict[str, Any]:
-        """What is told of memory is told of the GPU that has least room, and of the others their peaks."""
-        records = [memory.to_record() for memory in self._memories]
-        order = {False: 2, None: 1, True: 0}
-        worst = max(range(len(records)), key=lambda n: (order[records[n]["fits"]], records[n]["peak"].process))
-        peaks = tuple(record["peak"] for record in records)
-        told = ", ".join(f"cuda:{number} {size(peak.process)}" for number, peak in enumerate(peaks))
-        about = f"the GPUs at their peaks: {told}; all else that is told of memory is told of cuda:{worst}"
-        kept = [note for note in notes if note not in records[0]["notes"]]
-        return {**records[worst], "devices": peaks, "notes": (about, *kept, *records[worst]["notes"])}
+    def _notes(self, folder: Path, status: str) -> list[str]:
+        def at(places: Iterable[Site]) -> str:
+            return ", ".join(f"{each.file}:{each.line}" for each in sorted(_lines(places, folder), key=astuple))
 
-    def _notes(self, folder: Path) -> list[str]:
-        lines = [f"{relative(p.file, folder)}:{p.line}" for p in sorted(self.findings.guessed, key=lambda p: p.line)]
-        notes = []
-        if lines:
-            notes.append(f"a shape depends on values at {', '.join(lines)}: half of the elements was assumed")
+        notes, values = [], self.gpu.values
+        if self.findings.guessed:
+            where = at(self.findings.guessed)
+            notes.append(f"a shape depends on values at {where}: half of the elements was assumed")
         if self.findings.unknown:
             notes.append(f"operations that cannot be simulated: {', '.join(sorted(self.findings.unknown))}")
         if self.conversions.compiled:
             notes.append("torch.compile was left out: its memory and its speed are not simulated")
         notes += self.conversions.left_out
-        for p, name in self.conversions.saved.written.items():
-            at = f"{relative(p.file, folder)}:{p.line}"
-            notes.append(f"torch.save wrote made-up numbers to {name}, which the script had opened for it, at {at}")
-        branches = [f"{relative(p.file, folder)}:{p.line}" for p in self.gpu.values.branches.seen]
-        if branches:
-            at = ", ".join(sorted(branches))
-            notes.append(
-                f"a branch depends on invented values, at {at}: hotloop.simulate(…, values=True) computes them"
-            )
-        ended = sorted(f"{relative(p.file, folder)}:{p.line}" for p in self.evaluations.ended)
-        if ended:
-            notes.append(f"loops that only evaluate were ended after rounds that are alike, at {', '.join(ended)}")
-        flipped = [f"{relative(p.file, folder)}:{p.line}" for p in self.gpu.values.flipped]
-        if flipped:
-            notes.append(f"a loop waited for values at {', '.join(sorted(flipped))}: other answers were tried")
+        for place, name in self.conversions.saved.written.items():
+            opened = f"{name}, which the script had opened for it, at {at([place])}"
+            notes.append(f"torch.save wrote made-up numbers to {opened}")
+        unsettled = self.completed < min(self.steps or 0, SETTLED) and status in (COMPLETED, NO_STEPS, FAILED)
+        if unsettled and values.invented:
+            made = f"after {self.completed} of {plural(self.steps or 0, 'step')}"
+            read = f"perhaps by invented values, which it read at {at(values.invented)}"
+            notes.append(f"the script ended {made}, {read}: hotloop.simulate(…, values=True) computes them")
+        if ended := self.evaluations.ended:
+            notes.append(f"loops that only evaluate were ended after rounds that are alike, at {at(ended)}")
+        if values.flipped:
+            notes.append(f"a loop waited for values at {at(values.flipped)}: other answers were tried")
         if self.values and self._cuda.replayed:
             notes.append("replays of a CUDA graph are not computed: what it writes to is as at its capture")
         return [*notes, *self.known.notes()]
+
+
+def _lines(places: Iterable[Site], folder: Path) -> tuple[ScriptLine, ...]:
+    return tuple(ScriptLine(relative(place.file, folder), place.line) for place in places)
 
 
 def _set_for_a_while(stack: ExitStack, setter: Callable[[Any], Any], before: Any, value: Any) -> None:

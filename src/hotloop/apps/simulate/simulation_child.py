@@ -14,12 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.shim import CannotSimulate, install, load
 from hotloop.apps.simulate.simulation_record import Request
 from hotloop.scripts.exchange import Exchange
 from hotloop.scripts.forks import serve
 
+HOST = 0.8  # share of the free memory that such a run may take
 # Imported for every run.
 _AHEAD = tuple(f"hotloop.apps.simulate.{name}" for name in ("script", "simulation", "memory", "timeline"))
 
@@ -57,23 +60,17 @@ def _become(exchange: Exchange) -> NoReturn:
     code = 1
     try:
         request = Request.from_json(exchange.request)
-        _limit_memory(request.memory_limit)
+        _spare_the_host(request)
         if request.silent:
             _silence()
         from hotloop.apps.simulate.samples import Samples  # noqa: PLC0415
         from hotloop.apps.simulate.script import SimulatedScript  # noqa: PLC0415
         from hotloop.apps.simulate.simulation import Engine  # noqa: PLC0415
-        from hotloop.apps.simulate.table import HostCost  # noqa: PLC0415
         from hotloop.apps.simulate.timeline import Time  # noqa: PLC0415
 
         card, samples = Card.from_json(request.card), Samples()
-        listeners = [*(_listener(name, card) for name in request.listeners), samples]
-        for each in listeners:
-            if isinstance(each, Time) and request.host is not None:
-                each.host_cost = HostCost.from_json(request.host)
-        engine = Engine(card, listeners, request.steps, others=_others(request, card))
-        engine.gpu.between.tell_instead(request.kept, request.workers)
-        engine.gpu.values.branches.turned.update(request.turned)
+        listeners = [*(_listener(name, card) for name in request.listeners), *[Time(card)] * request.timed, samples]
+        engine = Engine(card, listeners, request.steps)
         engine.evaluations.known.update(request.shortened)
         engine.evaluations.whole = request.whole
         SimulatedScript(request, exchange, engine, samples).run()
@@ -96,11 +93,15 @@ def _silence() -> None:
     os.close(nowhere)
 
 
-def _limit_memory(limit: int | None) -> None:
-    """Should the host run out of memory, this process is to be the one that ends, and none of the person's others."""
+def _spare_the_host(request: Request) -> None:
+    """Should the host run out of memory, this process is to be the one that ends, and none of the person's others.
+
+    One with another batch than the script's own has its limit.
+    """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    if limit is not None:
+    if request.batch is not None:
+        limit = int(HOST * psutil.virtual_memory().available)
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
@@ -108,14 +109,6 @@ def _limit_memory(limit: int | None) -> None:
 def _listener(name: str, card: Card) -> Any:
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)(card)
-
-
-def _others(request: Request, card: Card) -> list[Any]:
-    """Who keeps the memory of each GPU after the first."""
-    if request.gpus == 1:
-        return []
-    name = next((each for each in request.listeners if hasattr(_listener(each, card), "memory_stats")), None)
-    return [_listener(name or "hotloop.apps.simulate.syncs:Syncs", card) for _ in range(request.gpus - 1)]
 
 
 if __name__ == "__main__":

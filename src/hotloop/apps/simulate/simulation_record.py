@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotloop.apps.simulate.batch_setting import BatchSetting
-from hotloop.apps.simulate.largest_batch import SearchResult, Variant
-from hotloop.apps.simulate.scaling import RankStep
+from hotloop.apps.simulate.largest_batch import SearchResult
 from hotloop.records import Record
 
 
@@ -18,17 +17,11 @@ class Request(Record):
     card: dict[str, Any]
     steps: int = 3
     time_limit: float = 120.0
-    memory_limit: int | None = None  # bytes of host memory
-    listeners: tuple[str, ...] = field(default=())  # module:name, called with the card
+    listeners: tuple[str, ...] = ()  # told besides, as module:name, called with the card; one may keep the memory
+    timed: bool = True  # whether the time of a step is foretold
     batch: BatchSetting | None = None  # that the script is to have; None: its own
-    variant: str | None = None  # a change, as in `variants`
-    gpus: int = 1  # of the simulated machine
-    turned: tuple[tuple[str, int], ...] = ()  # branches on invented numbers, by file and line, that go the other way
     shortened: tuple[tuple[str, int], ...] = ()  # loops that only evaluate, by file and line: one round each
     whole: bool = False  # whether loops that only evaluate have all of their rounds
-    kept: dict[str, float] = field(default_factory=dict)  # seconds of the host in each step by kind, if measured before
-    workers: int = 0  # that made the batches then
-    host: dict[str, Any] | None = None  # what an operation costs that of this machine, where it was measured
     silent: bool = False  # whether what the script prints is thrown away
 
 
@@ -37,7 +30,7 @@ class DeviceFinding(Record):
     """Something that would go wrong, or slowly, on the GPU; files are told from where the script lies."""
 
     code: str  # such as mixed-devices
-    level: str  # error, warning or info
+    level: str  # error or warning
     confidence: str  # shown: it happened here; suspected: it may
     file: str
     line: int
@@ -71,16 +64,8 @@ class Sync(Record):
 
 
 @dataclass(frozen=True)
-class Branch(Record):
-    """A decision of the script's that depends on a number which only a real GPU could compute."""
-
-    file: str
-    line: int
-
-
-@dataclass(frozen=True)
-class ShortenedLoop(Record):
-    """A loop of the script's that only evaluates, and was ended after some of its rounds."""
+class ScriptLine(Record):
+    """A line of the script's own code."""
 
     file: str
     line: int
@@ -134,17 +119,6 @@ class StepTime(Record):
 
 
 @dataclass(frozen=True)
-class StepPace(Record):
-    """A step as a person waits for it, with the data and the script's own work on the host; milliseconds."""
-
-    step_ms: StepTime
-    data_ms: float  # of each step, measured on this machine in one process
-    work_ms: float  # the same of other work on the host
-    workers: int  # of the DataLoader, beside the step; 0: the step waits for each batch
-    limited_by: str  # device, launches, copies, data or work: without it the pace would be the quickest
-
-
-@dataclass(frozen=True)
 class Batch(Record):
     """The batch of a script."""
 
@@ -178,9 +152,8 @@ class Simulation(Record):
     peak_at: PeakAt | None = None
     fits: bool | None = None
     largest_batch: int | None = None
-    step_ms: StepTime | None = None  # without data and other work of the host
-    pace: StepPace | None = None  # with them
-    rank: RankStep | None = None  # the step in its parts, from which several GPUs are modelled
+    step_ms: StepTime | None = None  # without data and other work of the script on the host
+    limited_by: str = ""  # device, launches or copies: without it a step would be the quickest
     findings: tuple[DeviceFinding, ...] = ()
     copies: tuple[Copy, ...] = ()
     syncs: tuple[Sync, ...] = ()
@@ -188,16 +161,19 @@ class Simulation(Record):
     gpu_name: str = ""  # as the driver would say it
     gpu_memory: int | None = None  # bytes of the card
     batch: Batch | None = None
-    gpus: int = 1  # of the simulated machine
-    devices: tuple[Peak, ...] = ()  # of each GPU, where there are several; all else is told of the fullest
-    branches: tuple[Branch, ...] = ()  # that hang on invented numbers, the last one last
-    shortened: tuple[ShortenedLoop, ...] = ()
-    variant: str | None = None  # the change that was made to it, of those in `variants`
+    shortened: tuple[ScriptLine, ...] = ()  # loops that only evaluate, and were ended after some of their rounds
     search: SearchResult | None = None  # how the largest batch was found
-    helps: tuple[Variant, ...] = ()  # the first is the script as it is, where there are any
     error: str | None = None  # what ended the script before its steps were made, as Python shows it
 
     @property
     def trained(self) -> bool:
         """Whether it ran long enough for a verdict."""
         return self.status in (COMPLETED, SHORT)
+
+    @property
+    def samples_per_second(self) -> tuple[float, float, float] | None:
+        """The median, and the interval, of the batch that it ran with; None where it is not known, or does not fit."""
+        step, samples = self.step_ms, self.batch and self.batch.samples
+        if self.fits is False or not step or not samples or step.low <= 0:
+            return None
+        return 1e3 * samples / step.median, 1e3 * samples / step.high, 1e3 * samples / step.low

@@ -1,31 +1,22 @@
-"""Several questions about one script on GPUs that are not here: its largest batch, and what would make room."""
+"""Questions about one script on GPUs that are not here: what it would do on each, and its largest batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from hotloop.apps.simulate.batch_setting import HOW, BatchSetting
 from hotloop.apps.simulate.cards import Card
-from hotloop.apps.simulate.largest_batch import Outcome, SearchResult, SearchStopped, Variant, largest
-from hotloop.apps.simulate.running import TIME, Simulator
+from hotloop.apps.simulate.largest_batch import Outcome, SearchResult, SearchStopped, largest
+from hotloop.apps.simulate.running import Simulator
 from hotloop.apps.simulate.shim import CannotSimulate
-from hotloop.apps.simulate.simulation_record import Batch, Simulation, StepPace
+from hotloop.apps.simulate.simulation_record import Batch, Simulation
 from hotloop.errors import BadArgument
 from hotloop.printing.text import printable, size
 
-MEMORY = ("hotloop.apps.simulate.memory:MemoryListener",)
-EVERYTHING = (*MEMORY, TIME)
 STEPS = 2  # of a run of a search: the optimizer's state is there from the second on
 MOST = 2**16  # the largest batch that is tried, where the script's own is not large
-HOST = 0.8  # share of the host's free memory that a run of a search may take
 NUMBER = 4  # bytes
-RUNS = 5  # of a search with a change: what it finds fits, if it is not the very largest
-MICRO_BATCHES = (2, 4, 8)
-ROOMY = 64  # times the memory of a card, to see what a script would take
 FRAGMENTED = 0.04  # share of the memory by which the simulated allocator may run out too early
 
 
@@ -41,125 +32,47 @@ class Study:
         steps: int = 3,
         time_limit: float = 120.0,
         batch: BatchSetting | None = None,
-        gpus: int = 1,
         told: Callable[[str], None] = lambda words: None,
     ) -> None:
         self._batch = batch
         self._steps, self._told = steps, told
-        self._run = partial(simulator.run, script, arguments, time_limit=time_limit, gpus=gpus)
-        self._pace: StepPace | None = None  # of another card: one host for all
-        self._like: list[tuple[int, int]] = []  # batches and peaks of another card
+        self._run = partial(simulator.run, script, arguments, time_limit=time_limit)
 
     def plain(self, card: Card, *, silent: bool = False) -> Simulation:
         """The script as it is, with the batch that was asked for."""
-        limit = None if self._batch is None else _host_memory()
-        run = partial(
-            self._run, steps=self._steps, listeners=EVERYTHING, batch=self._batch,
-            memory_limit=limit, like=self._pace,
-        )  # fmt: skip
+        run = partial(self._run, steps=self._steps, batch=self._batch)
         found = run(card, silent=silent)
-        self._pace = self._pace or found.pace
         return _if_close(found, card, partial(run, silent=True))
 
     def with_largest(self, plain: Simulation, card: Card) -> Simulation:
         """The same with the largest batch that fits on the card, as far as it was found, beginning with that set."""
         found = self._search(card, plain)
-        self._like = self._like or [(tried, peak) for tried, _, peak in found.tried if peak is not None]
         ended = (f"the search for the largest batch ended: {found.ended}",) if found.ended else ()
         return replace(plain, largest_batch=found.batch, search=found, notes=(*plain.notes, *ended))
 
-    def with_help(self, plain: Simulation, card: Card) -> Simulation:
-        """The same with changes that may make room, each simulated."""
-        as_it_is = self._with_needs(_variant("plain", "as it is", plain, plain.search), card, None)
-        tried, notes = [], []
-        for name, change in _changes(card):
-            try:
-                seen = self._changed(card, name, steps=STEPS, listeners=EVERYTHING, batch=self._batch)
-                found = self._search(card, seen, plain.search, name) if seen and plain.search else None
-            except SearchStopped as stop:
-                notes.append(f"{change}: could not be tried: {stop.why}")
-                continue
-            if seen is not None:
-                tried.append(self._with_needs(_variant(name, change, seen, found), card, name))
-        tried += self._accumulated(plain, card)
-        return replace(plain, helps=(as_it_is, *tried), notes=(*plain.notes, *notes))
-
-    def with_room(self, card: Card) -> Simulation:
-        """The script as it is on such a card with far more memory, for what runs out on one and not on several."""
-        large = replace(card, memory=ROOMY * card.memory)
-        return self._run(
-            large, steps=self._steps, listeners=EVERYTHING, batch=self._batch, silent=True, like=self._pace
-        )
-
-    def _with_needs(self, variant: Variant, card: Card, change: str | None) -> Variant:
-        """What does not fit, with what it would take on a card that is large enough."""
-        if variant.peak is not None:
-            return variant
-        large = replace(card, memory=ROOMY * card.memory)
-        try:
-            seen = self._run(large, variant=change, steps=STEPS, listeners=MEMORY, batch=self._batch, silent=True)
-        except CannotSimulate:
-            return variant
-        return variant if seen.peak is None or _short(seen) else replace(variant, needs=seen.peak.process)
-
-    def _search(
-        self, card: Card, own: Simulation, before: SearchResult | None = None, change: str | None = None
-    ) -> SearchResult:
-        """The largest batch, from what was seen of the script's own; with a change, few runs from what fits before."""
+    def _search(self, card: Card, own: Simulation) -> SearchResult:
+        """The largest batch, from what was seen of the script's own."""
         batch = _batch(own)
         start = min(size for size in (batch.size, batch.samples, MOST) if size)  # data may have less than a batch
         reference, known = (start, batch.work), {start: own}
 
         def run(tried: int) -> Outcome:
             if tried not in known:
-                known[tried] = self._tried(card, change, tried, _host_memory())
+                known[tried] = self._tried(card, tried)
             return _outcome(known[tried], tried, card, reference)
 
-        most = max(MOST, 16 * start)
-        if before is None:
-            return largest(run, start, most=most, like=self._like)
-        seen = [] if _short(own) else [(start, _in_use(own))]
-        return largest(run, before.batch or start, most=most, like=seen, runs=RUNS)
+        return largest(run, start, most=max(MOST, 16 * start))
 
-    def _tried(self, card: Card, change: str | None, batch: int, limit: int) -> Simulation:
-        run = partial(self._run, card, variant=change, steps=STEPS, listeners=MEMORY, silent=True)
+    def _tried(self, card: Card, batch: int) -> Simulation:
+        setting = self._batch and replace(self._batch, size=batch)
+        run = partial(self._run, steps=STEPS, timed=False, silent=True)
         try:
-            seen = run(batch=self._batch and replace(self._batch, size=batch), memory_limit=limit)
+            seen = run(card, batch=setting)
         except CannotSimulate as error:
             raise SearchStopped(f"with a batch of {batch:,} {error.what}") from error
-        self._told(f"{card.key}, {change or 'as it is'}, a batch of {batch:,}: {_verdict(seen)}")
+        peak = "does not fit" if _short(seen) else f"{size(seen.peak.process)} at its peak" if seen.peak else "unknown"
+        self._told(f"{card.key}, a batch of {batch:,}: {peak}")
         return seen
-
-    def _changed(self, card: Card, change: str, **options: Any) -> Simulation | None:
-        """A run with a change; None where there was nothing to change."""
-        try:
-            seen = self._run(card, variant=change, silent=True, **options)
-        except CannotSimulate as error:
-            raise SearchStopped(error.what) from error
-        if not seen.trained:
-            raise SearchStopped(_why(seen))
-        if seen.variant is None and not _short(seen):
-            return None
-        self._told(f"{card.key}, {change}, a batch of {_batch(seen).size or 'its own'}: {_verdict(seen)}")
-        return seen
-
-    def _accumulated(self, plain: Simulation, card: Card) -> list[Variant]:
-        """The batch in two micro-batches, or in more where it does not fit.
-
-        Only two of them are run: from the second on each finds the memory as the one before it did.
-        """
-        for count in MICRO_BATCHES:
-            if self._batch is None or self._batch.size < count:
-                return []
-            each = -(-self._batch.size // count)
-            micro_batch = replace(self._batch, size=each)
-            try:
-                seen = self._changed(card, "accumulation:2", steps=STEPS, listeners=MEMORY, batch=micro_batch)
-            except SearchStopped:
-                return []
-            if seen is not None and not _short(seen):
-                return [_variant("accumulation", f"accumulate over {count} batches of {each:,}", seen, None)]
-        return []
 
 
 def batch_to_set(batch: int | None, batch_from: str | None, cards: Sequence[Card]) -> BatchSetting:
@@ -177,11 +90,6 @@ def batch_to_set(batch: int | None, batch_from: str | None, cards: Sequence[Card
             fix="give a smaller --batch; --largest-batch finds the largest",
         )
     return BatchSetting.parsed(batch_from, batch)
-
-
-def _host_memory() -> int:
-    """Bytes that a run with another batch than the script's own may take here."""
-    return int(HOST * psutil.virtual_memory().available)
 
 
 def _if_close(short: Simulation, card: Card, run: Callable[[Card], Simulation]) -> Simulation:
@@ -203,21 +111,6 @@ def _if_close(short: Simulation, card: Card, run: Callable[[Card], Simulation]) 
         for each in short.findings
     ]
     return replace(found, gpu_memory=card.memory, fits=None, findings=(*findings,))
-
-
-def _changes(card: Card) -> list[tuple[str, str]]:
-    """Changes that any training can make, and what to write for them."""
-    half = (
-        ("bf16", "autocast to bf16") if card.capability >= (8, 0) else ("fp16", "autocast to fp16, with a GradScaler")
-    )
-    return [half, ("checkpointing", "checkpoint the repeated blocks")]
-
-
-def _variant(name: str, change: str, seen: Simulation, found: SearchResult | None) -> Variant:
-    fits = seen.peak is not None and not _short(seen)
-    peak = seen.peak.process if fits and seen.peak is not None else None
-    time = seen.step_ms.median if fits and seen.step_ms is not None else None
-    return Variant(name, change, peak, found.batch if found else None, time)
 
 
 def _batch(seen: Simulation) -> Batch:
@@ -249,12 +142,6 @@ def _in_use(seen: Simulation) -> int:
     """
     assert seen.peak is not None
     return seen.peak.process - (seen.peak.reserved - seen.peak.allocated) // 2
-
-
-def _verdict(seen: Simulation) -> str:
-    if _short(seen):
-        return "does not fit"
-    return f"{size(seen.peak.process)} at its peak" if seen.peak is not None else "unknown"
 
 
 def _limited(seen: Simulation) -> str:

@@ -3,12 +3,10 @@
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import resources
-from typing import Any
 
+from hotloop.apps.simulate.library_memory import TABLES
 from hotloop.apps.simulate.nearby import Nearby
-from hotloop.apps.simulate.products import Part
-from hotloop.errors import BadArgument
+from hotloop.apps.simulate.products import WorkPart
 from hotloop.records import Record
 
 HOST = "hopper"  # the architecture whose machine was measured
@@ -46,8 +44,7 @@ class HostCost(Record):
     """Seconds that the host needs for Python, the dispatcher and the launch of one operation.
 
     Views are no operations of the device, so their time is in that of the operations around them. `other` is for what
-    is neither forward nor backward nor optimizer; `loading` and `working` scale what data and the script's own work on
-    the host took here.
+    is neither forward nor backward nor optimizer.
     """
 
     forward: float = 11e-6
@@ -58,10 +55,7 @@ class HostCost(Record):
     launch: float = 2e-6  # each kernel after the first
     copy: float = 8e-6
     wait: float = 8e-6
-    loading: float = 0.0
     spread: float = 0.3
-    measured: bool = False
-    working: float = 0.0
     name: str = ""  # the machine that was measured
 
 
@@ -76,34 +70,34 @@ class ArchitectureTable(Record):
     floor: float = 1.5e-6  # seconds from one kernel to the next
     cache: float = 2.0  # how much quicker than memory the L2 cache is
     common: float = 0.15  # spread of all operations together: clocks, neighbours, what no single operation shows
-    curves: dict[str, dict[str, float]] = field(default_factory=dict)
-    nearby: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the names of curves: where these are off
+    curves: dict[str, Curve] = field(default_factory=dict)
+    nearby: dict[str, Nearby] = field(default_factory=dict)  # by the names of curves: where these are off
     link: Link = field(default_factory=Link)
     host: HostCost = field(default_factory=HostCost)  # of the machine with the card; forecasts use one for all cards
 
-    def curve(self, part: Part) -> Curve:
+    def curve(self, part: WorkPart) -> Curve:
         """The curve of a part: its own, else of its kin, else the default's."""
         key = self._key(part)
         if key is not None:
-            return Curve(**self.curves[key])  # type: ignore[arg-type]  # samples are counted in whole numbers
+            return self.curves[key]
         if not self.card:
             return Curve(latency=2e-6, memory=0.6, compute=0.4, spread=0.5)
         return default_table().curve(part)
 
-    def correction(self, part: Part) -> float:
+    def correction(self, part: WorkPart) -> float:
         """The logarithm of how much longer a part takes than its curve says, after what was measured nearby."""
         key = self._key(part)
         found = self.nearby.get(key) if key is not None else None
-        return 0.0 if found is None else Nearby.from_json(found).correction(part.traits)
+        return 0.0 if found is None else found.correction(part.traits)
 
-    def _key(self, part: Part) -> str | None:
+    def _key(self, part: WorkPart) -> str | None:
         return next((key for key in keys_of(part) if key in self.curves), None)
 
 
-def keys_of(part: Part) -> list[str]:
+def keys_of(part: WorkPart) -> list[str]:
     """The names of the curves that may serve a part, the most particular first.
 
-    >>> keys_of(Part("norm", variant="layer"))[:3]
+    >>> keys_of(WorkPart("norm", variant="layer"))[:3]
     ['norm:layer/fp32', 'norm:layer', 'norm/fp32']
     """
     precisions = [*dict.fromkeys([part.precision, _SAME.get(part.precision, part.precision)])]
@@ -121,39 +115,15 @@ def load(architecture: str) -> ArchitectureTable:
     >>> load("of no card").card
     ''
     """
-    name = f"time-{architecture.lower().replace(' ', '-')}.json"
-    file = resources.files("hotloop.apps.simulate") / "tables" / name
-    if "/" in name or not file.is_file():
-        return default_table()
-    return parse(json.loads(file.read_text()), name)
+    file = TABLES / f"time-{architecture}.json"
+    return ArchitectureTable.from_json(json.loads(file.read_text())) if file.exists() else default_table()
 
 
-@lru_cache(maxsize=1)
+def default_table() -> ArchitectureTable:
+    """What is used for cards that nobody measured."""
+    return load("default")
+
+
 def default_host() -> HostCost:
     """The host of every forecast: what an operation costs it is no property of the card that it is launched on."""
     return load(HOST).host
-
-
-@lru_cache(maxsize=1)
-def default_table() -> ArchitectureTable:
-    """What is used for cards that nobody measured."""
-    file = resources.files("hotloop.apps.simulate") / "tables" / "time-default.json"
-    return parse(json.loads(file.read_text()), "time-default.json")
-
-
-def parse(data: Any, name: str) -> ArchitectureTable:
-    """The table that a JSON document of `benchmarks/calibrate_gpu.py` holds."""
-    try:
-        table = ArchitectureTable.from_json(data)
-        for key, values in table.curves.items():
-            curve = Curve(**values)  # type: ignore[arg-type]
-            positive = min(curve.memory, curve.compute, curve.sharpness) > 0
-            if not (positive and curve.latency >= 0 and curve.spread >= 0):
-                raise ValueError(f"{key}: {values}")
-        for key, found in table.nearby.items():
-            nearby = Nearby.from_json(found)
-            if key not in table.curves or len(nearby.places) != len(nearby.weights) or nearby.reach <= 0:
-                raise ValueError(f"what is near {key}")
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise BadArgument(f"{name} is no table of times: {error}", fix="calibrate again") from error
-    return table

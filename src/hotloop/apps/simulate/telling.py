@@ -1,16 +1,15 @@
-"""Who is told what happens on the simulated device, and the circumstances: phase, module, line."""
+"""Who is told what happens on the simulated device, when its memory comes and goes, and in which phase and module."""
 
-import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hotloop.apps.simulate._torch import current_node, next_sequence_number, sequence_number
+from hotloop.apps.simulate._torch import current_node, next_sequence_number, sequence_number, storage_id
 from hotloop.apps.simulate.events import Listener, Operation
 from hotloop.placement.sites import Site
 
@@ -20,19 +19,12 @@ class Teller:
 
     Memory may be freed while they hear of another event: the garbage collector runs at any moment. They hear of it
     after that one.
-
-    `others` keep the memory of further GPUs, each that of one: there is a listener like it for the first.
     """
 
-    def __init__(self, listeners: Sequence[Listener], others: Sequence[Listener] = ()) -> None:
-        first = tuple(listeners)
-        beside = tuple(each for each in first if not hasattr(each, "memory_stats"))
-        self._hearing = [first, *((*beside, other) for other in others)]  # by device
-        self._all = (*first, *others)
-        self._elsewhere: dict[int, int] = {}  # memory that is not on the first device, and on which it is
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._all = listeners
         self._depth = 0  # events that listeners are being told
         self._freed: deque[int] = deque()  # memory of which they have not heard yet
-        self.freeing = 0.0  # seconds that listeners took, in the middle of the script's own work
 
     def __enter__(self) -> None:
         self._depth += 1
@@ -41,40 +33,36 @@ class Teller:
         try:
             while self._depth == 1 and self._freed:
                 key = self._freed.popleft()
-                for listener in self._hearing[self._elsewhere.pop(key, 0)]:
+                for listener in self._all:
                     listener.freed(key)
         finally:
             self._depth -= 1
 
-    def allocated(self, key: int, size: int, kind: str, device: int = 0) -> None:
-        if device:
-            self._elsewhere[key] = device
+    def allocated(self, key: int, size: int, kind: str) -> None:
         with self:
-            for listener in self._hearing[device]:
+            for listener in self._all:
                 listener.allocated(key, size, kind)
 
     def freed(self, key: int) -> None:
         self._freed.append(key)
         if self._depth:
             return
-        begun = time.perf_counter()
         with self:
             pass
-        self.freeing += time.perf_counter() - begun
 
     def named(self, key: int, kind: str) -> None:
         with self:
-            for listener in self._hearing[self._elsewhere.get(key, 0)]:
+            for listener in self._all:
                 listener.named(key, kind)
 
-    def before(self, operation: Operation, device: int = 0) -> None:
+    def before(self, operation: Operation) -> None:
         with self:
-            for listener in self._hearing[device]:
+            for listener in self._all:
                 listener.before(operation)
 
-    def after(self, operation: Operation, device: int = 0) -> None:
+    def after(self, operation: Operation) -> None:
         with self:
-            for listener in self._hearing[device]:
+            for listener in self._all:
                 listener.after(operation)
 
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Site | None) -> None:
@@ -87,15 +75,64 @@ class Teller:
             for listener in self._all:
                 listener.waited(kind, place)
 
-    def host(self, seconds: float, kind: str, workers: int = 0) -> None:
+    def loaded(self, seconds: float, workers: int) -> None:
         with self:
             for listener in self._all:
-                listener.host(seconds, kind, workers)
+                listener.loaded(seconds, workers)
 
     def step(self) -> None:
         with self:
             for listener in self._all:
                 listener.step()
+
+
+class Storages:
+    """Tells listeners of every memory that comes and goes, by weak references on PyTorch's own storages."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+        self._alive: dict[int, tuple[weakref.ref[Any], int, str]] = {}  # by address: itself, its key, what it is
+        self._next = 0
+
+    def born(self, tensor: Tensor, kind: str) -> None:
+        """Notice the memory of a new tensor; a view has none of its own."""
+        storage = tensor.untyped_storage()
+        address = storage_id(storage)
+        held = self._alive.get(address)
+        if held is not None and held[0]() is storage:
+            return
+        self._next += 1
+        key = self._next
+        self._teller.allocated(key, storage.nbytes(), kind)  # may find that there is no room
+        self._alive[address] = (weakref.ref(storage, lambda _: self._gone(address, key)), key, kind)
+
+    def resized(self, tensor: Tensor, kind: str) -> None:
+        """A storage has another size now: as the allocator sees it, an old block went and a new one came."""
+        storage = tensor.untyped_storage()
+        address = storage_id(storage)
+        held = self._alive.pop(address, None)
+        if held is not None:
+            self._teller.freed(held[1])
+        self.born(tensor, kind)
+
+    def name(self, tensor: Tensor, kind: str) -> None:
+        """A memory turned out to be something else."""
+        held = self._alive.get(storage_id(tensor))
+        if held is not None and held[2] != kind:
+            self._alive[storage_id(tensor)] = (held[0], held[1], kind)
+            self._teller.named(held[1], kind)
+
+    def kind(self, tensor: Tensor) -> str:
+        """What a memory is; nothing where it is not known."""
+        held = self._alive.get(storage_id(tensor))
+        return held[2] if held is not None else ""
+
+    def _gone(self, address: int, key: int) -> None:
+        held = self._alive.get(address)
+        if held is None or held[1] != key:
+            return
+        del self._alive[address]
+        self._teller.freed(key)
 
 
 class Circumstances:
@@ -106,7 +143,7 @@ class Circumstances:
         self._names = WeakIdKeyDictionary()  # outermost module → path by the identity of each module in it
         self._current: list[dict[int, str]] = []
         self._of_node: dict[int, str] = {}  # autograd's sequence number → module of its forward
-        self.optimizing = False
+        self.optimizing = False  # whether an optimizer makes a step
         self.evaluated: Callable[[nn.Module], None] = lambda module: None  # told of calls in eval mode, no gradients
         self._hooks: list[Any] = []
 
@@ -115,8 +152,6 @@ class Circumstances:
         self._hooks = [
             modules.register_module_forward_pre_hook(self._enters),
             modules.register_module_forward_hook(self._leaves, always_call=True),
-            register_optimizer_step_pre_hook(self._step_begins),
-            register_optimizer_step_post_hook(self._step_ends),
         ]
         return self
 
@@ -163,9 +198,3 @@ class Circumstances:
             self._stack.pop()
         if not self._stack:
             self._current.clear()
-
-    def _step_begins(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self.optimizing = True
-
-    def _step_ends(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self.optimizing = False

@@ -3,38 +3,129 @@
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.cost import seconds_of
-from hotloop.apps.simulate.events import DATA, WORK, Listener, Operation
+from hotloop.apps.simulate.events import Listener, Operation
 from hotloop.apps.simulate.families import kind_of
-from hotloop.apps.simulate.play import Arrival, Event, Launch, Mark, Pause, Price, Transfer, Wait, play
-from hotloop.apps.simulate.products import Part
-from hotloop.apps.simulate.scaling import GradientReady, RankStep
-from hotloop.apps.simulate.simulation_record import StepPace, StepTime
+from hotloop.apps.simulate.products import WorkPart
+from hotloop.apps.simulate.simulation_record import StepTime
 from hotloop.apps.simulate.table import ArchitectureTable, HostCost, Link, default_host, load
 from hotloop.apps.simulate.work import parts_of, switches
 from hotloop.placement.sites import Site
-from hotloop.records import Record
 
 SURE = 1.2816  # of a normal distribution, this many deviations to each side hold four cases of five
 _AKIN = 1.5  # errors are larger by this on another card of the architecture that was measured
 _TOGETHER = 0.3  # of an error is shared by all operations of a family on a card that was measured, the rest its own
 _AROUND = 150  # tensors of an optimizer's operation: what a step costs the host beside its operations takes as long
-_BESIDE = ("copy", "wait", "loading", "working")
+_BESIDE = ("copy", "wait")
 _LAUNCHING = ("forward", "backward", "optimizer", "other", "tensor", "launch")
 
 
+# What happens, and two clocks: the host queues, the device works, copies and waits join them
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An operation is queued."""
+
+    parts: tuple[WorkPart, ...]
+    phase: str = "other"  # by which `HostCost` knows what it costs the host
+    tensors: int = 0  # that a foreach or fused operation is given
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes go between host and device."""
+
+    size: int
+    pinned: bool
+    blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The host waits for the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An optimizer has made a step."""
+
+
+Event = Launch | Transfer | Wait | Mark
+
+
+@dataclass
+class _Clocks:
+    host: float = 0.0
+    device: float = 0.0
+
+    def occupy(self, seconds: float) -> None:
+        """The device starts when it is free and the host has launched it."""
+        self.device = self.now + seconds
+
+    @property
+    def now(self) -> float:
+        return max(self.host, self.device)
+
+
+Price = Callable[[WorkPart], float]
+
+
+def play(
+    events: Sequence[Event], card: Card, table: ArchitectureTable, price: Price, *, host: HostCost | None = None
+) -> list[float]:
+    """The seconds of each step that a card makes of the events.
+
+    `price` gives the seconds of a part. What comes after the last mark is no whole step.
+    """
+    host = host or default_host()
+    clocks, steps, last = _Clocks(), [], 0.0
+    for event in events:
+        if isinstance(event, Launch):
+            _launch(clocks, event, host, price)
+        elif isinstance(event, Transfer):
+            _transfer(clocks, event, card, table, host)
+        elif isinstance(event, Wait):
+            clocks.host = clocks.now + host.wait
+        else:
+            steps.append(clocks.now - last)
+            last = clocks.now
+    return steps
+
+
+def _launch(clocks: _Clocks, event: Launch, host: HostCost, price: Price) -> None:
+    clocks.host += getattr(host, event.phase) + host.tensor * event.tensors
+    for part in event.parts:
+        clocks.occupy(price(part))
+        # The device is at the first kernel of a part while the host launches the others.
+        clocks.host += host.launch * max(part.kernels - 1, 0)
+        clocks.device = max(clocks.device, clocks.host) if part.kernels > 1 else clocks.device
+
+
+def _transfer(clocks: _Clocks, event: Transfer, card: Card, table: ArchitectureTable, host: HostCost) -> None:
+    """A copy from pageable memory keeps the host until it is done, whatever was asked for."""
+    share = table.link.pinned if event.pinned else table.link.pageable
+    clocks.host += host.copy
+    clocks.occupy(table.link.latency + event.size / (card.pcie * share))
+    if event.blocking or not event.pinned:
+        clocks.host = clocks.now
+
+
+# What that says of a step
+
+
 @dataclass(frozen=True)
-class Forecast(Record):
+class Forecast:
     """How long a step takes on a card."""
 
     step: StepTime
-    pace: StepPace  # the step with data and the script's own work on the host
+    limited_by: str  # device, launches or copies: without it a step would be the quickest
     notes: tuple[str, ...] = ()
-    rank: RankStep | None = None  # the step in its parts, for what several GPUs would do
 
 
 class Time(Listener):
@@ -44,25 +135,9 @@ class Time(Listener):
         self.card = card
         self.events: list[Event] = []
         self.notes: list[str] = []
-        self.host_cost: HostCost | None = None  # of the machine at hand, where it was measured
-        self._sizes: dict[int, int] = {}  # bytes of what is allocated
-        self._module = ""  # of the last operation of the backward pass
-
-    def allocated(self, key: int, size: int, kind: str) -> None:
-        """Memory takes no time, but a gradient is when ranks can begin to exchange it."""
-        self._sizes[key] = size
-        self.named(key, kind)
-
-    def freed(self, key: int) -> None:
-        self._sizes.pop(key, None)
-
-    def named(self, key: int, kind: str) -> None:
-        if kind == "gradient" and key in self._sizes:
-            self.events.append(Arrival(self._sizes[key], self._module))
+        self._loads = [0.0]  # seconds of the batches of each step
 
     def after(self, operation: Operation) -> None:
-        if operation.phase == "backward" and operation.module:
-            self._module = operation.module
         kind = kind_of(operation.name)
         unknown = f"{operation.name} is not known: its time is that of reading and writing its tensors"
         if not kind.known and unknown not in self.notes:
@@ -79,20 +154,24 @@ class Time(Listener):
     def waited(self, kind: str, place: Site | None) -> None:
         self.events.append(Wait())
 
-    def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None:
-        self.events.append(Pause(seconds, kind, workers))
+    def loaded(self, seconds: float, workers: int) -> None:
+        self._loads[-1] += seconds / max(workers, 1)
 
     def step(self) -> None:
         # Wrappers of optimizer and backward pass, gradients set to None, the person's own loop: a small net shows them.
         self.events.append(Launch((), "optimizer", _AROUND))
         self.events.append(Mark())
+        self._loads.append(0.0)
 
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of time, by the names of its fields."""
-        found = forecast(self, self.card, host=self.host_cost)
+        found = forecast(self, self.card)
         if found is None:
             return {}
-        return {"step_ms": found.step, "pace": found.pace, "rank": found.rank, "notes": found.notes}
+        notes, loads = found.notes, 1e3 * statistics.median(self._loads[1:-1] or [0.0])
+        if loads > found.step.high:
+            notes = (*notes, f"the GPU waits for data: batches take {loads:.3g} ms a step on this machine")
+        return {"step_ms": found.step, "limited_by": found.limited_by, "notes": notes}
 
 
 def forecast(
@@ -102,8 +181,10 @@ def forecast(
     player = _Player(time.events, card, table or load(card.architecture), host)
     if not player.steps():
         return None
-    step = player.told(player.hosted)
-    return Forecast(step, player.pace(step), (*time.notes, *player.notes()), player.rank(time.events))
+    median = player.seconds()
+    low, high = player.interval(median)
+    step = StepTime(1e3 * median, 1e3 * low, 1e3 * high, player.table.card == card.key)
+    return Forecast(step, player.bound(), (*time.notes, *player.notes()))
 
 
 class _Player:
@@ -111,19 +192,18 @@ class _Player:
 
     def __init__(self, events: list[Event], card: Card, table: ArchitectureTable, host: HostCost | None) -> None:
         self.card, self.table, self.steady = card, table, _steady(events)
+        self.alone = events.count(Mark()) == 1
         self.hosted = host or default_host()
-        self.kept = replace(self.hosted, loading=1.0, working=1.0)  # as the script keeps it
-        if self.steady.alone:  # the first step holds what happens once
-            self.kept = self.hosted
-        parts = {part for launch in self.steady.launches for part in launch.parts}
+        self.launches = [event for event in self.steady if isinstance(event, Launch)]
+        parts = {part for launch in self.launches for part in launch.parts}
         self.prices = {part: seconds_of(part, card, table) for part in parts}
         self.spreads = self._spreads()
 
     def _spreads(self) -> dict[str, float]:
         """Of each family as a whole: what many unlike operations are off by evens out in part."""
         shared = _TOGETHER if self.table.card else 1.0
-        taken: dict[str, dict[Part, float]] = defaultdict(lambda: defaultdict(float))
-        for launch in self.steady.launches:
+        taken: dict[str, dict[WorkPart, float]] = defaultdict(lambda: defaultdict(float))
+        for launch in self.launches:
             for part in launch.parts:
                 taken[part.family][part] += self.prices[part]
         spreads = {}
@@ -137,99 +217,49 @@ class _Player:
         self, price: Price | None = None, table: ArchitectureTable | None = None, host: HostCost | None = None
     ) -> list[float]:
         """Seconds of those of the second time round: the first begins with an idle device, as no later one does."""
-        events, chosen = [*self.steady.events, *self.steady.events], price or self.prices.__getitem__
-        steps, _ = play(events, self.card, table or self.table, chosen, host=host or self.hosted)
+        events, chosen = [*self.steady, *self.steady], price or self.prices.__getitem__
+        steps = play(events, self.card, table or self.table, chosen, host=host or self.hosted)
         return steps[len(steps) // 2 :]
 
     def seconds(
         self, price: Price | None = None, table: ArchitectureTable | None = None, host: HostCost | None = None
     ) -> float:
-        steps = self.steps(price, table, host)
-        if host is not None and (host.loading or host.working):  # no two batches take the same time: a slow one counts
-            return statistics.fmean(steps)
-        return statistics.median_low(steps)
+        return statistics.median_low(self.steps(price, table, host))
 
-    def told(self, host: HostCost) -> StepTime:
-        """The time of a step with its interval."""
-        median = self.seconds(host=host)
-        low, high = self.interval(median, host)
-        return StepTime(1e3 * median, 1e3 * low, 1e3 * high, self.table.card == self.card.key)
-
-    def pace(self, step: StepTime) -> StepPace:
-        """The same with what the script does on the host, if it does anything."""
-        pauses = [] if self.steady.alone else self.steady.pauses
-        data, work = ([event for event in pauses if event.kind == kind] for kind in (DATA, WORK))
-        told = self.told(self.kept) if pauses else step
-        data_ms, work_ms = (1e3 * sum(each.seconds for each in some) / self.steady.steps for some in (data, work))
-        return StepPace(told, data_ms, work_ms, max((each.workers for each in data), default=0), self.bound())
-
-    def interval(self, median: float, hosted: HostCost) -> tuple[float, float]:
+    def interval(self, median: float) -> tuple[float, float]:
         """Four cases of five: each family is off as a whole, families independently of one another."""
         wider = 1.0 if self.table.card in ("", self.card.key) else _AKIN
         sides = []
         for sign in (-1.0, 1.0):
             factors = {name: math.exp(sign * wider * spread) for name, spread in self.spreads.items()}
-            moved = [self._scaled(name, factor, hosted) for name, factor in factors.items()]
-            moved.append(self._scaled(None, math.exp(sign * wider * self.table.common), hosted))
-            moved.append(self.seconds(host=_times(hosted, math.exp(sign * hosted.spread))))
+            moved = [self._scaled(name, factor) for name, factor in factors.items()]
+            moved.append(self._scaled(None, math.exp(sign * wider * self.table.common)))
+            moved.append(self.seconds(host=_times(self.hosted, math.exp(sign * self.hosted.spread))))
             factor = math.exp(-sign * self.table.link.spread)  # a quicker link is a shorter step
             link = replace(
                 self.table.link, pinned=self.table.link.pinned * factor, pageable=self.table.link.pageable * factor
             )
-            moved.append(self.seconds(table=replace(self.table, link=link), host=hosted))
+            moved.append(self.seconds(table=replace(self.table, link=link)))
             sides.append(math.sqrt(sum((seconds - median) ** 2 for seconds in moved)))
         # In proportion, so that a very unsure time never becomes a negative one.
         shorter, longer = (SURE * side / median if median else 0.0 for side in sides)
         return median * math.exp(-shorter), median * (1 + longer)
 
-    def _scaled(self, family: str | None, factor: float, host: HostCost) -> float:
-        def price(part: Part) -> float:
+    def _scaled(self, family: str | None, factor: float) -> float:
+        def price(part: WorkPart) -> float:
             return self.prices[part] * (factor if family in (None, part.family) else 1.0)
 
-        return self.seconds(price, host=host)
+        return self.seconds(price)
 
     def bound(self) -> str:
-        """What would quicken the pace most if it took no time."""
-        host, free = self.kept, replace(self.table, link=Link(pinned=math.inf, pageable=math.inf, latency=0.0))
+        """What would quicken a step most if it took no time."""
+        host, free = self.hosted, replace(self.table, link=Link(pinned=math.inf, pageable=math.inf, latency=0.0))
         without = {
-            "device": self.seconds(lambda _: 0.0, host=host),
+            "device": self.seconds(lambda _: 0.0),
             "launches": self.seconds(host=_times(host, 0.0, _LAUNCHING)),
             "copies": self.seconds(table=free, host=replace(host, copy=0.0)),
-            DATA: self.seconds(host=replace(host, loading=0.0)),
-            WORK: self.seconds(host=replace(host, working=0.0)),
         }
         return min(without, key=without.__getitem__)
-
-    def rank(self, every: list[Event]) -> RankStep | None:
-        """The step in its parts; None where no backward pass was seen.
-
-        Gradients that stay from step to step come in the first one only: of those the order is known, and not when.
-        """
-        events = [*self.steady.events, *self.steady.events]
-        steps, spans = play(events, self.card, self.table, self.prices.__getitem__, host=self.hosted)
-        marks = [-1, *(number for number, event in enumerate(events) if isinstance(event, Mark))]
-        chosen = statistics.median_low(steps[len(steps) // 2 :])
-        number = steps.index(chosen, len(steps) // 2)
-        begin = sum(steps[:number])
-        of_step = [(events[s.event], s) for s in spans if marks[number] < s.event < marks[number + 1]]
-        backward = [span for event, span in of_step if isinstance(event, Launch) and event.phase == "backward"]
-        if not backward:
-            return None
-        start, end = min(span.start for span in backward), max(span.end for span in backward)
-        taken = max(end - start, 1e-12)
-        came = [(event, (span.end - start) / taken) for event, span in of_step if isinstance(event, Arrival)]
-        if not came:
-            first = [event for event in every if isinstance(event, Arrival)]
-            came = [(event, number / len(first)) for number, event in enumerate(first, 1)]
-        return RankStep(
-            forward=max(start - begin, 0.0),
-            backward=taken,
-            update=max(begin + chosen - end, 0.0),
-            gradients=tuple(
-                GradientReady(event.size, min(max(ready, 0.0), 1.0), repeated_block(event.module))
-                for event, ready in came
-            ),
-        )
 
     def notes(self) -> list[str]:
         notes = []
@@ -239,48 +269,22 @@ class _Player:
             notes.append(f"no {self.card.architecture} card was measured: its times are a rule of thumb")
         elif self.table.card != self.card.key:
             notes.append(f"times are those of the {self.table.card}, scaled to what the {self.card.name} can do")
-        if self.steady.alone:
+        if self.alone:
             notes.append("only one step was made: its time holds what happens once, such as making the model")
         if self.hosted.name:
             notes.append(f"what an operation costs the host was measured on {self.hosted.name}, for every GPU")
         return notes
 
 
-def repeated_block(module: str) -> str:
-    """The block of a model that a module is in, by its path: the item of a list that has modules of its own.
-
-    >>> repeated_block("transformer.h.3.attn.c_proj"), repeated_block("layers.2"), repeated_block("head")
-    ('transformer.h.3', '', '')
-    """
-    path = module.split(".")
-    number = next((n for n, name in enumerate(path[:-1]) if name.isdecimal()), None)
-    return "" if number is None else ".".join(path[: number + 1])
-
-
-@dataclass(frozen=True)
-class _Steady:
-    events: list[Event]
-    steps: int
-    alone: bool = False  # there was but one
-
-    @property
-    def pauses(self) -> list[Pause]:
-        return [event for event in self.events if isinstance(event, Pause)]
-
-    @property
-    def launches(self) -> list[Launch]:
-        return [event for event in self.events if isinstance(event, Launch)]
-
-
-def _steady(events: list[Event]) -> _Steady:
+def _steady(events: list[Event]) -> list[Event]:
     """What happens in whole steps after the first; in the first where there is no other."""
     marks = [number for number, event in enumerate(events) if isinstance(event, Mark)]
     if not marks:
-        return _Steady([], 1)
+        return []
     first = marks[0] + 1 if len(marks) > 1 else 0
-    return _Steady(events[first : marks[-1] + 1], max(len(marks) - 1, 1), alone=len(marks) == 1)
+    return events[first : marks[-1] + 1]
 
 
 def _times(host: HostCost, factor: float, names: tuple[str, ...] = (*_LAUNCHING, *_BESIDE)) -> HostCost:
     """A host that is slower by a factor in what is named."""
-    return HostCost.from_json({**host.to_json(), **{name: getattr(host, name) * factor for name in names}})
+    return replace(host, **{name: getattr(host, name) * factor for name in names})

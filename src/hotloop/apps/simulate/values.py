@@ -2,16 +2,16 @@
 
 import math
 import operator
+import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotloop._torch import schema_of
-from hotloop.apps.simulate.invented import Branches, asked_by_the_script, asked_by_torch, is_test
 from hotloop.apps.simulate.known import Known
 from hotloop.placement.sites import Site
 
@@ -22,6 +22,7 @@ BEGINS, FALLS = 1.0, 0.99  # a loss falls slowly
 LARGE = 700.0  # whose exponential is still a number
 
 _COMPARES = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+_HOTLOOP, _TORCH = str(Path(__file__).parents[2]), str(Path(torch.__file__).parent)
 _NEVER = {"isnan", "isinf", "isneginf", "isposinf"}
 _KEEPS = {"any", "all", "logical_or", "logical_and", "bitwise_or", "bitwise_and", "mul", "sum", "max", "amax", "view"}
 _NEGATES = {"logical_not", "bitwise_not"}
@@ -42,9 +43,7 @@ class Values:
         self._known = known
         self._asked: Counter[Site | None] = Counter()
         self._steps = 0
-        self.branches = Branches()
-        self.invented = False  # whether the last number was
-        self._marking = False  # whether the next one will be marked, so that it tells of branches by itself
+        self.invented: dict[Site, None] = {}  # lines that got a number which only a real GPU could compute
         self._dice = torch.Generator().manual_seed(0)  # of its own: the script's random numbers stay as they are
         self.flipped: set[Site] = set()  # lines at which another answer was tried
 
@@ -53,21 +52,13 @@ class Values:
         self._asked.clear()
         self._steps += 1
 
-    @contextmanager
-    def marking(self) -> Iterator[None]:
-        """What is asked for now is marked; `float(…)` and `int(…)` make plain numbers, whose line is looked at."""
-        self._marking = True
-        try:
-            yield
-        finally:
-            self._marking = False
-
     def number(self, tensor: Tensor, place: Site | None) -> Any:
         """The answer to `.item()`, `float()`, `bool()`."""
         known = self._known.values(tensor)
-        self.invented = known is None
         if known is not None:
             return known.item()
+        if place is not None:
+            self.invented[place] = None
         self._asked[place] += 1
         asked = self._asked[place]
         if asked > LIMIT:
@@ -76,12 +67,9 @@ class Values:
         if turn and place is not None:
             self.flipped.add(place)
         if tensor.dtype == torch.bool:
-            truth = _hint(tensor, default=True) ^ bool(turn % 2)
-            return self.branches.at(place, truth) if place is not None and asked_by_the_script() else truth
+            return _hint(tensor, default=True) ^ bool(turn % 2)
         if tensor.dtype.is_complex:
             return 1.0 + 0.0j
-        if not self._marking and place is not None and is_test(place) and asked_by_the_script():
-            turn += 2 * (not self.branches.at(place, True))
         if tensor.dtype.is_floating_point:
             return (self._loss, 0.0, LARGE, -1.0)[turn % 4]
         return (1, 0, 2**20, -1)[turn % 4]
@@ -96,7 +84,6 @@ class Values:
         if known is not None:
             return known.clone(memory_format=torch.preserve_format)
         made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
-        made._hotloop_invented = True  # type: ignore[attr-defined]
         if tensor.dtype == torch.bool:
             return made.fill_(_hint(tensor, default=True))
         if made.numel() == 1 and tensor.dtype.is_floating_point:
@@ -129,9 +116,17 @@ def _told(name: str, args: tuple[Any, ...]) -> bool | None:
         if truths and None not in truths:
             both = any(truths) if "or" in name else all(truths)
             return both if name not in _NEGATES else not both
-    if name == "any" and asked_by_torch():  # whether an argument is wrong
+    if name == "any" and _asked_by_torch():  # whether an argument is wrong
         return False
     return None
+
+
+def _asked_by_torch() -> bool:
+    """Whether PyTorch's own code asks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HOTLOOP):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
 
 def _hint(tensor: Tensor, *, default: bool) -> bool:

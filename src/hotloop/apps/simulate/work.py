@@ -5,9 +5,9 @@ import torch
 from hotloop.apps.simulate.events import Operation, Shape
 from hotloop.apps.simulate.families import disordered, kind_of, work_of
 from hotloop.apps.simulate.families.base import POINTWISE, VIEW
-from hotloop.apps.simulate.products import Part, Tf32, bytes_moved
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_moved
 
-__all__ = ["Part", "Shape", "Tf32", "parts_of", "switches"]
+__all__ = ["Shape", "Tf32", "WorkPart", "parts_of", "switches"]
 
 _DEFAULT = Tf32()
 
@@ -24,7 +24,7 @@ def switches() -> Tf32:
         )
 
 
-def parts_of(operation: Operation, tf32: Tf32 = _DEFAULT) -> tuple[Part, ...]:
+def parts_of(operation: Operation, tf32: Tf32 = _DEFAULT) -> tuple[WorkPart, ...]:
     """The work of an operation; none for views and for what only asks for memory.
 
     >>> a = Shape((128, 256), "bfloat16", 2)
@@ -37,10 +37,12 @@ def parts_of(operation: Operation, tf32: Tf32 = _DEFAULT) -> tuple[Part, ...]:
     if kind.family == VIEW or not _on_device(operation, everywhere=kind.family == "copy"):
         return ()
     try:
-        copies = (Part("copy", 2.0 * each.nbytes, variant="transposed") for each in disordered(operation, kind.base))
+        copies = (
+            WorkPart("copy", 2.0 * each.nbytes, variant="transposed") for each in disordered(operation, kind.base)
+        )
         return (*work_of(kind)(operation, kind, tf32), *copies)
     except (IndexError, ValueError, TypeError, ZeroDivisionError):  # an overload whose arguments are not as foreseen
-        return (Part(POINTWISE, bytes_moved(operation)),)
+        return (WorkPart(POINTWISE, bytes_moved(operation)),)
 
 
 def _on_device(operation: Operation, *, everywhere: bool) -> bool:

@@ -46,20 +46,21 @@ class SpriteSet:
 
     def of(self, name: str) -> Self:
         """The sprites of one class."""
-        return self[self.labels == self.label(name)]
+        return self[self.labels == label_of(name, self.classes)]
 
     def only(self, names: Sequence[str]) -> Self:
         """The sprites of some classes, which become all the classes that there are."""
         kept = tuple(dict.fromkeys(names))
         new = torch.full((len(self.classes),), -1)
-        new[[self.label(name) for name in kept]] = torch.arange(len(kept))
+        new[[label_of(name, self.classes) for name in kept]] = torch.arange(len(kept))
         labels = new.to(self.labels.device)[self.labels]
         mine = labels >= 0
         return type(self)(self.pixels[mine], labels[mine], kept, self.palette, self.source)
 
-    def label(self, name: str) -> int:
-        """The number of a class."""
-        return label_of(name, self.classes)
+    def rows(self, columns: int) -> Self:
+        """The first few of each class, class after class; a class with fewer is filled up by going round."""
+        each = [(self.labels == label).nonzero().flatten() for label in range(len(self.classes))]
+        return self[torch.cat([own[torch.arange(columns) % len(own)] for own in each if len(own)])]
 
     def dataset(self) -> TensorDataset:
         """Pairs (pixels, label) for a DataLoader."""
@@ -79,7 +80,9 @@ class SpriteSet:
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote; anything else is told apart and explained."""
         path = Path(path)
-        about, tensors = read_tensors(path, FORMAT, "make one with `hotloop sprites make` or `hotloop sprites import`")
+        about, tensors = read_tensors(
+            path, [FORMAT], "make one with `hotloop sprites make` or `hotloop sprites import`"
+        )
         classes, nothing = about.get("classes"), torch.zeros(0)
         loaded = cls(
             pixels=tensors.get("pixels", nothing),
@@ -103,40 +106,27 @@ def label_of(name: str, classes: Sequence[str]) -> int:
     return list(classes).index(name)
 
 
-def read_tensors(path: Path, expected: str, advice: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_tensors(path: Path, formats: Sequence[str], advice: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The metadata and tensors of a safetensors file of hotloop's; never pickle. `advice` says how to get one."""
-    about, tensors = _read(path, advice, tensors=True)
-    found = about.get("format")
-    name = printable(str(path))
-    if found != expected:
-        kind = f"holds {printable(str(found))}" if found else "holds tensors without a format of hotloop"
-        raise BadArgument(f"{name} {kind}, not {expected}", fix=advice)
-    version = about.get("version", 0)
-    if not isinstance(version, int) or version > VERSION:
-        raise BadArgument(f"{name} was written by a newer hotloop", fix="pip install --upgrade hotloop")
-    return about, tensors
-
-
-def format_of(path: Path, advice: str) -> str:
-    """What a file says that it holds."""
-    about, _ = _read(path, advice, tensors=False)
-    return str(about.get("format", "tensors without a format of hotloop"))
-
-
-def _read(path: Path, advice: str, *, tensors: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     name = printable(str(path))
     if not path.is_file():
         raise BadArgument(f"there is no file {name}", fix=advice)
     try:
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("hotloop")
-            found = {key: file.get_tensor(key) for key in file.keys()} if tensors else {}  # noqa: SIM118  # not a dict
-        about = json.loads(text) if text is not None else {}
+            about = json.loads((file.metadata() or {}).get("hotloop", "{}"))
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a dict
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise BadArgument(
             f"{name} cannot be read: {printable(str(error))}", fix=f"it may be cut short; {advice}"
         ) from error
-    return about if isinstance(about, dict) else {}, found
+    found = about.get("format") if isinstance(about, dict) else None
+    if found not in formats:
+        kind = printable(str(found)) if found else "tensors without a format of hotloop"
+        raise BadArgument(f"{name} holds {kind}, not {' or '.join(formats)}", fix=advice)
+    version = about.get("version", 0)
+    if not isinstance(version, int) or version > VERSION:
+        raise BadArgument(f"{name} was written by a newer hotloop", fix="pip install --upgrade hotloop")
+    return about, tensors
 
 
 def _is_sound(sprites: SpriteSet) -> bool:

@@ -3,18 +3,15 @@
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
-from torch import Tensor
 
 from hotloop.apps.sprites.dataset import SpriteSet
 from hotloop.apps.sprites.making import CLASSES, make
 from hotloop.apps.sprites.network_files import TrainedNetwork
-from hotloop.apps.sprites.pictures import sheet_of
+from hotloop.apps.sprites.pictures import png_of, sheet_of
 from hotloop.apps.sprites.quality import DrawerScores, confusions, drawn_by, judge
 from hotloop.apps.sprites.recipes import Recipe, learn_to_draw, learn_to_sort, recipe_for, sprites_for
 from hotloop.device import Choice, pick
@@ -23,7 +20,7 @@ from hotloop.printing.text import count, duration, plural
 from hotloop.records import Report
 from hotloop.report.document import Gallery, Picture
 from hotloop.report.page import Training, page
-from hotloop.report.plots import DARK, LIGHT, confusion, loss_curve
+from hotloop.report.plots import DARK, LIGHT, confusion
 from hotloop.report.run_folder import RunFolder, new_run
 from hotloop.report.runs import DATA, PAGE, Run, figures_of
 from hotloop.report.words import Fact
@@ -50,8 +47,6 @@ class DemoSettings:
 
     @classmethod
     def of(cls, device: torch.device, seed: int, effort: float) -> "DemoSettings":
-        if not 0 <= seed < 2**62:
-            raise BadArgument(f"seed {seed}", fix="give --seed a whole number from 0 to 2**62 - 1")
         if not 0 < effort <= 100:
             raise BadArgument(f"effort {effort}", fix="give --effort a number above 0, at most 100")
         on_cpu = device.type == "cpu"
@@ -73,17 +68,18 @@ class DemoSettings:
 
 
 @dataclass
-class DemoResult:
-    """What a demo has to show; what Ctrl-C kept from being done is None."""
+class Demo:
+    """A demo and what it has to show; what Ctrl-C kept from being done is None."""
 
     settings: DemoSettings
     choice: Choice
-    folder: Path = Path()
+    folder: RunFolder
+    tell: Tell
     sorting: Report | None = None
     accuracy: float | None = None
     drawing: Report | None = None
     verdict: DrawerScores | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    sheets: list[Picture] = field(default_factory=list)
 
     @property
     def interrupted(self) -> bool:
@@ -103,6 +99,66 @@ class DemoResult:
             "drawer": self.drawing.to_json() if self.drawing else None,
         }
 
+    def run(self) -> None:
+        settings, choice = self.settings, self.choice
+        sprites = make(settings.sprites, seed=settings.seed, classes=settings.classes)
+        held_out = make(1024, seed=settings.seed + HELD_OUT, classes=settings.classes)
+        self._show("sprites.png", sprites, "What they learn from: made by rules, a row for each class")
+
+        kinds = plural(len(sprites.classes), "class", "classes")
+        self.tell(f"Learning to sort {plural(len(sprites), 'sprite')} of {kinds}")
+        sorter, self.sorting = learn_to_sort(sprites, held_out, settings.sort, device=choice)
+        self.folder.write("classifier.safetensors", sorter.to_bytes())
+        table = confusions(sorter, held_out, choice.device)
+        self.accuracy = table.diagonal().sum().item() / table.sum().item()
+        light, dark = (confusion(table.tolist(), held_out.classes, theme) for theme in (LIGHT, DARK))
+        self.folder.write("confusion.png", light)
+
+        if not self.sorting.interrupted:
+            self.tell("Learning to draw new ones")
+            drawer, self.drawing = learn_to_draw(sprites, settings.draw, device=choice)
+            self.folder.write("drawer.safetensors", drawer.to_bytes())
+            self._judge(drawer, sorter, sprites)
+        words = "rows: what it is; columns: what it was taken for"
+        self._write(Picture(light, words, "the confusions as a matrix", dark=dark))
+
+    def _judge(self, drawer: TrainedNetwork, sorter: TrainedNetwork, sprites: SpriteSet) -> None:
+        settings, where = self.settings, self.choice.device
+        self.tell("Drawing, and judging what was drawn")
+        kinds = len(settings.classes)
+        each = max(settings.shown, settings.judged // kinds if settings.shown > 4 else 0)
+        labels = torch.arange(kinds).repeat_interleave(each)
+        drawn = drawn_by(drawer, labels, where, seed=settings.seed, temperature=settings.temperature)
+        self.verdict = judge(drawn, sorter, sprites, where)
+        self._show("drawn.png", drawn, "What it draws: sprites that the network made up")
+
+    def _show(self, name: str, sprites: SpriteSet, caption: str) -> None:
+        """A contact sheet, as a file and for the page."""
+        shown = self.settings.shown
+        png = png_of(sheet_of(sprites.rows(shown), shown))
+        self.folder.write(name, png)
+        self.sheets.insert(0, Picture(png, caption, ", ".join(sprites.classes), crisp=True))
+
+    def _write(self, confused: Picture) -> None:
+        """The page and the data."""
+        trainings = [Training("sorting sprites", self.sorting)] if self.sorting else []
+        trainings += [Training("drawing sprites", self.drawing)] if self.drawing else []
+        names = self.settings.classes
+        lead = (
+            f"Two networks learned from {count(self.settings.sprites)} sprites of {len(names)} classes, "
+            "made by rules: one sorts sprites, the other draws new ones. Both were judged on what they had never seen."
+        )
+        html = page(
+            trainings,
+            title="Sprites, sorted and drawn",
+            lead=lead,
+            headlines=headlines(self),
+            galleries=[Gallery("Sprites", self.sheets), Gallery("What the classifier confuses", [confused])],
+            command=command(self),
+        )
+        self.folder.write(PAGE, html)
+        self.folder.write_json(DATA, run_of(self).with_data(self.to_json()))
+
 
 def run_demo(
     out: Path | None = None,
@@ -110,9 +166,8 @@ def run_demo(
     device: str | None = None,
     seed: int = 0,
     effort: float = 1.0,
-    progress: bool | None = None,
     tell: Tell = lambda words: None,
-) -> DemoResult:
+) -> Demo:
     """Make sprites, train both networks, judge them, and write a folder with a page, pictures and the networks.
 
     `tell` hears what begins. Ctrl-C ends the training that is running; the folder then holds what was done up to there.
@@ -121,127 +176,43 @@ def run_demo(
     settings = DemoSettings.of(choice.device, seed, effort)
     tell(f"{choice.device} in {choice.precision}: {choice.reason}")
     with new_run(out) as folder:
-        outcome = DemoResult(settings, choice, folder.path)
-        _Demo(outcome, folder, progress, tell).run()
-    return outcome
+        demo = Demo(settings, choice, folder, tell)
+        demo.run()
+    return demo
 
 
-@dataclass
-class _Demo:
-    outcome: DemoResult
-    folder: RunFolder
-    progress: bool | None
-    tell: Tell
-    sheets: list[Picture] = field(default_factory=list)
-
-    def run(self) -> None:
-        settings, choice = self.outcome.settings, self.outcome.choice
-        sprites = make(settings.sprites, seed=settings.seed, classes=settings.classes)
-        held_out = make(1024, seed=settings.seed + HELD_OUT, classes=settings.classes)
-        self._show("sprites.png", sprites, "What they learn from: made by rules, a row for each class")
-
-        self.tell(
-            f"Learning to sort {plural(len(sprites), 'sprite')} of {plural(len(sprites.classes), 'class', 'classes')}"
-        )
-        sorter, sorting = learn_to_sort(sprites, held_out, settings.sort, device=choice, progress=self.progress)
-        self.outcome.sorting = sorting
-        self.folder.write("classifier.safetensors", sorter.to_bytes())
-        table = confusions(sorter, held_out, choice.device)
-        self.outcome.accuracy = table.diagonal().sum().item() / table.sum().item()
-        light, dark = (confusion(table.tolist(), held_out.classes, theme) for theme in (LIGHT, DARK))
-        self.folder.write("confusion.png", light)
-
-        if not sorting.interrupted:
-            self.tell("Learning to draw new ones")
-            drawer, self.outcome.drawing = learn_to_draw(sprites, settings.draw, device=choice, progress=self.progress)
-            self.folder.write("drawer.safetensors", drawer.to_bytes())
-            self._judge(drawer, sorter, sprites)
-        words = "rows: what it is; columns: what it was taken for"
-        self._write(Picture(light, words, "the confusions as a matrix", dark=dark))
-
-    def _judge(self, drawer: TrainedNetwork, sorter: TrainedNetwork, sprites: SpriteSet) -> None:
-        settings, where = self.outcome.settings, self.outcome.choice.device
-        self.tell("Drawing, and judging what was drawn")
-        kinds = len(settings.classes)
-        each = max(settings.shown, settings.judged // kinds if settings.shown > 4 else 0)
-        labels = torch.arange(kinds).repeat_interleave(each)
-        drawn = drawn_by(drawer, labels, where, seed=settings.seed, temperature=settings.temperature)
-        self.outcome.verdict = judge(drawn, sorter, sprites, where)
-        first = torch.arange(len(drawn)).view(kinds, each)[:, : settings.shown].flatten()
-        self._show("drawn.png", drawn[first], "What it draws: sprites that the network made up")
-
-    def _show(self, name: str, sprites: SpriteSet, caption: str) -> None:
-        """A contact sheet, as a file and for the page."""
-        shown = self.outcome.settings.shown
-        rows = torch.cat([(sprites.labels == i).nonzero().flatten()[:shown] for i in range(len(sprites.classes))])
-        png = _png(sheet_of(sprites[rows], shown))
-        self.folder.write(name, png)
-        self.sheets.insert(0, Picture(png, caption, ", ".join(sprites.classes), crisp=True))
-
-    def _write(self, confused: Picture) -> None:
-        """The page, the data and the curves."""
-        outcome = self.outcome
-        trainings = [Training("sorting sprites", outcome.sorting)] if outcome.sorting else []
-        trainings += [Training("drawing sprites", outcome.drawing)] if outcome.drawing else []
-        for name, training in zip(("loss-sorting.png", "loss-drawing.png"), trainings, strict=False):
-            self.folder.write(name, loss_curve(training.report))
-        names = outcome.settings.classes
-        lead = (
-            f"Two networks learned from {count(outcome.settings.sprites)} sprites of {len(names)} classes, "
-            "made by rules: one sorts sprites, the other draws new ones. Both were judged on what they had never seen."
-        )
-        html = page(
-            trainings,
-            title="Sprites, sorted and drawn",
-            lead=lead,
-            headlines=headlines(outcome),
-            galleries=[Gallery("Sprites", self.sheets), Gallery("What the classifier confuses", [confused])],
-            command=command(outcome),
-        )
-        self.folder.write(PAGE, html)
-        self.folder.write_json(DATA, run_of(outcome).with_data(outcome.to_json()))
-
-
-def run_of(outcome: DemoResult) -> Run:
+def run_of(demo: Demo) -> Run:
     """The entry of a demo among the runs."""
-    figures = {"sorted right, accuracy": outcome.accuracy}
-    if outcome.verdict:
-        figures["drawn as the class asked for, accuracy"] = outcome.verdict.right
-    for name, report in (("sorting", outcome.sorting), ("drawing", outcome.drawing)):
+    figures = {"sorted right, accuracy": demo.accuracy}
+    if demo.verdict:
+        figures["drawn as the class asked for, accuracy"] = demo.verdict.right
+    for name, report in (("sorting", demo.sorting), ("drawing", demo.drawing)):
         if report is not None:
             figures |= figures_of(report, f"{name}: ")
     known = {name: value for name, value in figures.items() if value is not None}
-    begun = outcome.sorting or outcome.drawing
-    device = outcome.choice.name or str(outcome.choice.device)
+    begun = demo.sorting or demo.drawing
+    device = demo.choice.name or str(demo.choice.device)
     return Run("demo", "sprites, sorted and drawn", begun.started if begun else "", device, known)
 
 
-def headlines(outcome: DemoResult) -> list[Fact]:
+def headlines(demo: Demo) -> list[Fact]:
     """The numbers that a person looks for first."""
     facts = []
-    if outcome.verdict:
-        detail = f"of {count(outcome.verdict.drawn)}, in the eyes of the classifier"
-        facts.append(Fact("drawn as the class asked for", f"{outcome.verdict.right:.1%}", detail))
-        copies = outcome.verdict.copies
+    if demo.verdict:
+        detail = f"of {count(demo.verdict.drawn)}, in the eyes of the classifier"
+        facts.append(Fact("drawn as the class asked for", f"{demo.verdict.right:.1%}", detail))
+        copies = demo.verdict.copies
         facts.append(Fact("exact copies", "unknown" if copies is None else f"{copies:.1%}", "of training sprites"))
-    if outcome.accuracy is not None:
-        facts.append(Fact("sorted right", f"{outcome.accuracy:.1%}", "of sprites it never saw"))
-    seconds = sum(report.seconds for report in (outcome.sorting, outcome.drawing) if report)
+    if demo.accuracy is not None:
+        facts.append(Fact("sorted right", f"{demo.accuracy:.1%}", "of sprites it never saw"))
+    seconds = sum(report.seconds for report in (demo.sorting, demo.drawing) if report)
     facts.append(Fact("training", duration(seconds), "both networks"))
-    facts.append(Fact("device", str(outcome.choice.device), outcome.choice.name or "unknown"))
+    facts.append(Fact("device", str(demo.choice.device), demo.choice.name or "unknown"))
     return facts
 
 
-def command(outcome: DemoResult) -> str:
+def command(demo: Demo) -> str:
     """The command that does this run again."""
-    settings = outcome.settings
+    settings = demo.settings
     effort = [] if settings.effort == 1 else ["--effort", f"{settings.effort:g}"]
-    return shlex.join(
-        ["hotloop", "demo", "--device", str(outcome.choice.device), "--seed", str(settings.seed), *effort]
-    )
-
-
-def _png(rgba: Tensor) -> bytes:
-    data = BytesIO()
-    Image.fromarray(rgba.numpy()).save(data, "PNG", optimize=True)
-    return data.getvalue()
+    return shlex.join(["hotloop", "demo", "--device", str(demo.choice.device), "--seed", str(settings.seed), *effort])

@@ -12,7 +12,7 @@ from hotloop.cli.output import console, print_json, say, show_files
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hotloop.apps.sprites.demo import DemoResult
+    from hotloop.apps.sprites.demo import Demo
 
 FILES = {
     "report.html": "the page, for a browser",
@@ -35,7 +35,6 @@ def demo(
     seed: Seed = 0,
     effort: Annotated[float, typer.Option(metavar="X", help="2 takes twice as long and draws better sprites.")] = 1.0,
     as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")] = False,
 ) -> None:
     """Make sprites, train networks that sort and draw them, and show the result.
 
@@ -54,22 +53,16 @@ def demo(
 
     words = console(stderr=as_json)
 
-    def tell(what: str) -> None:
-        if not quiet:
-            say(words, what, style="bold")
-
-    outcome = run_demo(out, device=device, seed=seed, effort=effort, progress=False if quiet else None, tell=tell)
+    outcome = run_demo(out, device=device, seed=seed, effort=effort, tell=lambda what: say(words, what, style="bold"))
     if as_json:
-        print_json({"folder": str(outcome.folder), **outcome.to_json()})
-    elif quiet:
-        typer.echo(outcome.folder)
+        print_json({"folder": str(outcome.folder.path), **outcome.to_json()})
     else:
         _show(words, outcome)
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def _show(words: "Console", outcome: "DemoResult") -> None:
+def _show(words: "Console", outcome: "Demo") -> None:
     """The numbers, where the files are, and what to try next."""
     from hotloop.apps.sprites.demo import headlines
     from hotloop.report.run_summary import panel
@@ -77,11 +70,11 @@ def _show(words: "Console", outcome: "DemoResult") -> None:
     words.print()
     words.print(panel(headlines(outcome), "hotloop demo", stopped="Ctrl-C" if outcome.interrupted else None))
     words.print()
-    show_files(words, outcome.folder, FILES)
+    show_files(words, outcome.folder.path, FILES)
     if outcome.drawing is not None:
         words.print()
         say(words, "Next:")
-        model = shlex.quote(str(outcome.folder / "drawer.safetensors"))
+        model = shlex.quote(str(outcome.folder.path / "drawer.safetensors"))
         say(words, f"`hotloop sprites generate -m {model} --class sword` draws more", indent="  ")
         say(
             words,

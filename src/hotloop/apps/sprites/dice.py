@@ -5,7 +5,6 @@ the batch it is made in nor on the device or the torch version that makes it.
 """
 
 from collections.abc import Sequence
-from typing import Self
 from zlib import crc32
 
 import torch
@@ -52,21 +51,9 @@ class Dice:
 
     def __init__(self, seed: int, numbers: Tensor, topic: str = "") -> None:
         self.seed = seed
-        self.numbers = numbers.long()
         self.topic = topic
-        self.steps = self.numbers * signed(STEP)
-
-    @property
-    def count(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def device(self) -> torch.device:
-        return self.numbers.device
-
-    def about(self, topic: str) -> Self:
-        """The same dice for another topic: its draws have nothing to do with these, even under the same names."""
-        return type(self)(self.seed, self.numbers, topic)
+        self.steps = numbers.long() * signed(STEP)
+        self.count, self.device = len(numbers), numbers.device
 
     def words(self, name: str) -> Tensor:
         """64 random bits per sprite, as int64 (n,)."""
@@ -85,13 +72,12 @@ class Dice:
         """True for `part` sprites in `whole`, as bool (n,)."""
         return self.below(name, whole) < part
 
-    def choose(self, name: str, table: Tensor | Sequence[object]) -> Tensor:
+    def choose(self, name: str, table: Sequence[object]) -> Tensor:
         """One row of a table of integers for each sprite."""
-        rows = table if isinstance(table, Tensor) else torch.tensor(table)
-        return rows.to(self.device)[self.below(name, len(rows))]
+        return torch.tensor(table, device=self.device)[self.below(name, len(table))]
 
     def speckle(self, name: str, part: int) -> Tensor:
-        """A mask, int32 (n, 16), in which every pixel is set with a chance of `part` in 32, 0 < part < 32."""
+        """A mask, bool (n, 16, 16), in which every pixel is set with a chance of `part` in 32, 0 < part < 32."""
         lanes = torch.arange(5 * 4, device=self.device) * signed(mix_word(STEP))
         words = mix(self.words(name)[:, None] + lanes).view(self.count, 5, 4, 1)
         shifts = torch.tensor((0, 16, 32, 48), device=self.device)
@@ -99,4 +85,4 @@ class Dice:
         mask = torch.zeros_like(rows[:, 0])
         for bit in range(5):  # each coin halves the chance, or halves what is missing from it
             mask = mask | rows[:, bit] if part >> bit & 1 else mask & rows[:, bit]
-        return mask
+        return (mask[..., None] >> torch.arange(16, device=self.device) & 1).bool()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 from hotloop.apps.sprites.dataset import SIDE
 from hotloop.apps.sprites.models import MASK, TOKENS, Drawer
 from hotloop.errors import BadArgument
-from hotloop.memory.oom import surely
-from hotloop.step.retry import OutOfMemory, in_rows
 
 PIXELS = SIDE * SIDE
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures, between which the scores stay finite and mean something
@@ -46,48 +43,28 @@ def draw(
     *,
     steps: int = 16,
     temperature: float = 0.7,
-    seed: int | None = None,
+    seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
     """New sprites of these classes, uint8 (n, 16, 16), all at once in a few steps.
 
     In each step the drawer guesses every pixel that is still open and keeps the surest. A lower `temperature` draws
-    cleaner and less varied sprites.
-
-    Where memory runs out, fewer are drawn at once. They are the same sprites, drawn with the same random numbers, as
-    far as the network gives a sprite the same scores in smaller company: to the bit, or to the last rounding.
-    `progress(step, steps)` is called after each step.
+    cleaner and less varied sprites. `progress(step, steps)` is called after each step.
     """
-    must_be_drawable(steps, temperature)
-    device, count = labels.device, len(labels)
-    generator = torch.Generator(device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    memory = OutOfMemory([model], device)
-    pixels = torch.full((count, PIXELS), MASK, device=device, dtype=torch.long)
-    for step in range(1, steps + 1):
-        # For all sprites at once, since the numbers of a GPU depend on how many are drawn together.
-        noise = surely(partial(torch.rand, (count, PIXELS, TOKENS), generator=generator, device=device), device)
-        chance = surely(partial(torch.rand, (count, PIXELS), generator=generator, device=device), device)
-
-        def advance(rows: slice, step: int = step, noise: Tensor = noise, chance: Tensor = chance) -> None:
-            scores = _scores(model, pixels[rows], labels[rows]) / temperature
-            pixels[rows] = _advanced(pixels[rows], scores, noise[rows], chance[rows], step, steps)
-
-        in_rows(advance, count, memory)
-        if progress is not None:
-            progress(step, steps)
-    return pixels.view(-1, SIDE, SIDE).to(torch.uint8)
-
-
-def must_be_drawable(steps: int, temperature: float) -> None:
-    """Refuse a manner in which nothing can be drawn; to be asked before a network is loaded."""
     if not 1 <= steps <= PIXELS:
         raise BadArgument(f"steps={steps}", fix=f"choose from 1 to {PIXELS}: a sprite has no more pixels")
     if not COLDEST <= temperature <= HOTTEST:  # so is NaN
         raise BadArgument(f"temperature={temperature}", fix=f"choose from {COLDEST} to {HOTTEST:.0f}, such as 0.7")
+    device, count = labels.device, len(labels)
+    generator = torch.Generator(device).manual_seed(seed)
+    pixels = torch.full((count, PIXELS), MASK, device=device, dtype=torch.long)
+    for step in range(1, steps + 1):
+        noise = torch.rand((count, PIXELS, TOKENS), generator=generator, device=device)
+        chance = torch.rand((count, PIXELS), generator=generator, device=device)
+        pixels = _advanced(pixels, _scores(model, pixels, labels) / temperature, noise, chance, step, steps)
+        if progress is not None:
+            progress(step, steps)
+    return pixels.view(-1, SIDE, SIDE).to(torch.uint8)
 
 
 def _advanced(pixels: Tensor, scores: Tensor, noise: Tensor, chance: Tensor, step: int, steps: int) -> Tensor:

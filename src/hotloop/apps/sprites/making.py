@@ -37,7 +37,12 @@ def make(
     torch.Size([2, 16, 16])
     """
     chosen = _checked(count, seed, classes)
-    must_fit_memory(count, device)
+    free = usage(device).free
+    if free is not None and count * EACH > free:
+        raise DoesNotFit(
+            f"{plural(count, 'sprite')} take {size(count * EACH)} of memory, and {size(free)} are free",
+            fix=f"ask for at most {free // EACH:,}",
+        )
     pixels = torch.empty(count, SIDE, SIDE, dtype=torch.uint8, device=device)
     labels = torch.empty(count, dtype=torch.int64, device=device)
     with _one_thread():
@@ -51,16 +56,6 @@ def make(
             if progress is not None:
                 progress(start + len(numbers), count)
     return SpriteSet(pixels, labels, chosen, palette_tensor(device), f"made by hotloop, seed {seed}")
-
-
-def must_fit_memory(count: int, device: str | torch.device = "cpu", *, copies: int = 1) -> None:
-    """Refuse more sprites than there is memory for; to save them takes 3 copies."""
-    free, each = usage(device).free, EACH * copies
-    if free is not None and count * each > free:
-        raise DoesNotFit(
-            f"{plural(count, 'sprite')} take {size(count * each)} of memory, and {size(free)} are free",
-            fix=f"ask for at most {free // each:,}",
-        )
 
 
 @contextmanager
@@ -89,8 +84,6 @@ def _checked(count: int, seed: int, classes: Sequence[str] | None) -> tuple[str,
         raise BadArgument(f"cannot make {count} sprites", fix="ask for one or more")
     if not 0 <= seed < SEEDS:
         raise BadArgument(f"seed {seed} is out of range", fix="choose one from 0 to 2**63 - 1")
-    if isinstance(classes, str):
-        classes = [classes]
     if classes is not None and not classes:
         raise BadArgument("no class to make", fix=f"name at least one of: {', '.join(CLASSES)}")
     chosen = tuple(dict.fromkeys(CLASSES if classes is None else classes))

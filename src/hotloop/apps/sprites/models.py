@@ -1,7 +1,6 @@
 """The two networks: one that sorts sprites, and one that draws them as palette indices, so they are always crisp."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from hotloop.records import Record
 
 TOKENS = COLOURS + 1  # transparent and the colours
 MASK = TOKENS  # a pixel that is not drawn yet
+WIDEST = 512  # networks: a drawer of this width has 500 million weights
 
 
 @dataclass(frozen=True)
@@ -84,49 +84,6 @@ class Drawer(nn.Module):
         fine = self.up[2](self.up[1](torch.cat([_double(half), fine], 1), kind), kind)
         scores: Tensor = self.head(fine)
         return scores
-
-
-@dataclass(frozen=True)
-class NetworkCost:
-    """What a network holds, in numbers."""
-
-    weights: int
-    outputs: int  # of all its layers, for one sprite
-
-
-def cost_of(network: type[Classifier] | type[Drawer], size: Size) -> NetworkCost:
-    """What a network of a size would hold, without building it.
-
-    Layers join inputs to outputs, so both counts are quadratic in the width: networks of the widths 1 to 3 tell them.
-
-    >>> cost_of(Classifier, Size(classes=16, width=1_000_000)).weights
-    288000137000022
-    """
-    with torch.random.fork_rng(devices=[]):
-        first, second, third = (_counted(network(replace(size, width=width))) for width in (1, 2, 3))
-    return NetworkCost(*(_quadratic(values, size.width) for values in zip(first, second, third, strict=True)))
-
-
-def _quadratic(values: tuple[int, int, int], at: int) -> int:
-    """The value of a quadratic that has these at 1, 2 and 3."""
-    one, two, three = values
-    return one + (at - 1) * (two - one) + (at - 1) * (at - 2) // 2 * (three - 2 * two + one)
-
-
-@torch.no_grad()
-def _counted(model: Classifier | Drawer) -> tuple[int, int]:
-    outputs = 0
-
-    def see(_: nn.Module, __: Any, output: Tensor) -> None:
-        nonlocal outputs
-        outputs += output.numel()
-
-    for module in model.modules():
-        if not list(module.children()):
-            module.register_forward_hook(see)
-    sprite, label = torch.zeros(1, SIDE, SIDE, dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
-    model(sprite, label) if isinstance(model, Drawer) else model(sprite)
-    return sum(tensor.numel() for tensor in model.state_dict().values()), outputs
 
 
 class _Block(nn.Module):

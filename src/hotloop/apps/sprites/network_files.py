@@ -10,27 +10,15 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hotloop.apps.sprites.dataset import COLOURS, VERSION, SpriteSet, format_of, read_tensors
-from hotloop.apps.sprites.models import Classifier, Drawer, Size, cost_of
+from hotloop.apps.sprites.dataset import COLOURS, VERSION, SpriteSet, read_tensors
+from hotloop.apps.sprites.models import WIDEST, Classifier, Drawer, Size
 from hotloop.errors import BadArgument
 from hotloop.files.whole import write_whole
 from hotloop.printing.text import printable, shorten
 
 Kind = Literal["classifier", "drawer"]
 NETWORKS: dict[str, type[Classifier] | type[Drawer]] = {"classifier": Classifier, "drawer": Drawer}
-ADVICE = {"classifier": "`hotloop sprites train` makes one", "drawer": "`hotloop sprites draw` makes one"}
-
-
-def kind_of(path: str | Path) -> Kind:
-    """Whether a file holds a classifier or a drawer."""
-    kinds: tuple[Kind, ...] = ("classifier", "drawer")
-    found = format_of(Path(path), "`hotloop sprites train` and `hotloop sprites draw` make networks")
-    for kind in kinds:
-        if found == f"hotloop-{kind}":
-            return kind
-    raise BadArgument(
-        f"{printable(str(path))} holds {printable(found)}, not a network", fix="`hotloop sprites train` makes one"
-    )
+VERBS: dict[Kind, str] = {"classifier": "train", "drawer": "draw"}
 
 
 @dataclass(frozen=True)
@@ -61,40 +49,39 @@ class TrainedNetwork:
         return save({**weights, "palette": self.palette.cpu()}, metadata={"hotloop": json.dumps(about)})
 
     @classmethod
-    def load(cls, path: str | Path, kind: Kind, device: str | torch.device = "cpu") -> "TrainedNetwork":
-        """Read what `save` wrote."""
-        path = Path(path)
-        about, tensors = read_tensors(path, f"hotloop-{kind}", ADVICE[kind])
+    def load(cls, path: str | Path, *kinds: Kind, device: str | torch.device = "cpu") -> "TrainedNetwork":
+        """Read what `save` wrote; `kinds` are those that will do, or else any."""
+        path, kinds = Path(path), kinds or ("classifier", "drawer")
+        advice = " or ".join(f"`hotloop sprites {VERBS[kind]}`" for kind in kinds) + " makes such a file"
+        about, tensors = read_tensors(path, [f"hotloop-{kind}" for kind in kinds], advice)
+        kind: Kind = about["format"].removeprefix("hotloop-")
         palette = tensors.pop("palette", torch.zeros(0))
         try:
             size, names = Size.from_json(about["size"]), about["classes"]
             classes = tuple(names) if isinstance(names, list) else ()
-            _check(kind, size, classes, palette, tensors)
+            _check(size, classes, palette)
             model = NETWORKS[kind](size)
             model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items()})
         except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             first = printable((str(error) or type(error).__name__).splitlines()[0])
-            raise BadArgument(f"{printable(str(path))} is damaged: {first}", fix=ADVICE[kind]) from error
+            raise BadArgument(f"{printable(str(path))} is damaged: {first}", fix=advice) from error
         return cls(kind, model.to(device).eval(), classes, palette, str(about.get("learned_from", "")))
 
     def must_know(self, sprites: SpriteSet, name: str) -> None:
         """Refuse sprites of other classes than those that were learned."""
         if self.classes != sprites.classes:
             known, given = shorten(list(self.classes), 20), shorten(list(sprites.classes), 20)
-            verb = "train" if self.kind == "classifier" else "draw"
             raise BadArgument(
                 f"the model knows other classes ({known}) than {printable(name)} has ({given})",
-                fix=f"train on that set: hotloop sprites {verb} {shlex.quote(printable(name))}",
+                fix=f"train on that set: hotloop sprites {VERBS[self.kind]} {shlex.quote(printable(name))}",
             )
 
 
-def _check(kind: Kind, size: Size, classes: tuple[object, ...], palette: Tensor, weights: dict[str, Tensor]) -> None:
+def _check(size: Size, classes: tuple[object, ...], palette: Tensor) -> None:
     """Hold what a file says against what it has, before a network as large as it says is built."""
-    if not (size.is_sound() and size.width > 0 and 0 < size.classes == len(classes)):
+    if not (size.is_sound() and 0 < size.width <= WIDEST and size.classes == len(classes)):
         raise ValueError("its size and its classes do not fit together")
     if not all(isinstance(name, str) for name in classes):
         raise ValueError("a class without a name")
     if palette.shape != (COLOURS + 1, 4) or palette.dtype != torch.uint8:
         raise ValueError("its palette is none")
-    if cost_of(NETWORKS[kind], size).weights != sum(tensor.numel() for tensor in weights.values()):
-        raise ValueError(f"it has not the weights of a network of width {size.width}")

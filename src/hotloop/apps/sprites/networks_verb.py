@@ -6,35 +6,33 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hotloop.apps.sprites.sprite_options import Classes, Data, Scale
 from hotloop.cli.help import Verb
-from hotloop.cli.options import INTERRUPTED, Device, Gpus, Json, Report, Resume, Save, Seed, TimeLimit
+from hotloop.cli.options import INTERRUPTED, Device, Json, Report, Seed
 from hotloop.cli.output import console, counting, keep_training, must_be_writable, print_json, say
-from hotloop.cli.several_gpus import ran_on_several, rank
 from hotloop.errors import BadArgument
 from hotloop.printing.text import count, duration, plural, printable
 
 if TYPE_CHECKING:
     import torch
 
-    from hotloop.apps.sprites.dataset import SpriteSet
     from hotloop.apps.sprites.network_files import TrainedNetwork
-    from hotloop.apps.sprites.recipes import FitOptions, Recipe
-    from hotloop.records import Report as Training
 
 NEVER_SEEN = 2_000_003  # a seed that no training uses by itself
 
 app = typer.Typer(add_completion=False)
 
+Classes = Annotated[
+    list[str] | None, typer.Option("--class", "-c", metavar="NAME", help="Only this class; may be given several times.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Argument(metavar="DATA", help="A set of sprites; without one, hotloop makes sprites.", show_default=False),
+]
+Scale = Annotated[int, typer.Option(metavar="N", help="Size of a sprite's pixel, in pixels.")]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the network.")]
 Epochs = Annotated[
     int | None, typer.Option(metavar="N", help="Epochs of training.", show_default="what suits the device")
 ]
-Width = Annotated[
-    int | None, typer.Option(metavar="N", help="Width of the network.", show_default="what suits the device")
-]
-Batch = Annotated[int | None, typer.Option(metavar="N", help="Batch size.", show_default="what suits the device")]
-Every = Annotated[str, typer.Option(metavar="TIME", help="Checkpoint interval: 30s, 5min, 1000 steps.")]
 
 
 @app.command(cls=Verb)
@@ -43,15 +41,8 @@ def train(
     out: Out = Path("classifier.safetensors"),
     device: Device = None,
     epochs: Epochs = None,
-    width: Width = None,
-    batch: Batch = None,
     classes: Classes = None,
     seed: Seed = 0,
-    save: Save = None,
-    every: Every = "5min",
-    resume: Resume = False,
-    time_limit: TimeLimit = None,
-    gpus: Gpus = "1",
     report: Report = True,
     as_json: Json = False,
 ) -> None:
@@ -63,23 +54,13 @@ def train(
       hotloop sprites train                             [dim]on sprites made for it[/dim]
       hotloop sprites train art.safetensors             [dim]on your own[/dim]
       hotloop sprites evaluate classifier.safetensors   [dim]how good is it?[/dim]
-      hotloop sprites train --save runs/a --resume      [dim]again, until it is done[/dim]
-      hotloop sprites train --gpus auto                 [dim]on all GPUs here[/dim]
     """
-    from hotloop.apps.sprites.recipes import learn_to_sort
-
-    run = _run(save, every, resume, time_limit)
     if classes is not None and len(set(classes)) == 1:
         raise BadArgument(
             f"--class {printable(classes[0])} alone, and a classifier has nothing to tell it apart from",
             fix="give --class once more for each other class, or leave it out for all",
         )
-    must_be_writable(out, data, suffix=".safetensors")
-    if ran_on_several("sprites train", gpus, device):
-        return
-    recipe, sprites, held_out = _prepare("classify", data, device, (epochs, width, batch), classes, seed, as_json)
-    trained, training = learn_to_sort(sprites, held_out, recipe, device=device, **run)
-    _finish(trained, training, out, save, report, as_json, f"hotloop sprites evaluate {shlex.quote(str(out))}")
+    _train("classify", data, out, device, epochs, classes, seed, report, as_json)
 
 
 @app.command(cls=Verb)
@@ -88,15 +69,8 @@ def draw(
     out: Out = Path("drawer.safetensors"),
     device: Device = None,
     epochs: Epochs = None,
-    width: Width = None,
-    batch: Batch = None,
     classes: Classes = None,
     seed: Seed = 0,
-    save: Save = None,
-    every: Every = "5min",
-    resume: Resume = False,
-    time_limit: TimeLimit = None,
-    gpus: Gpus = "1",
     report: Report = True,
     as_json: Json = False,
 ) -> None:
@@ -106,97 +80,59 @@ def draw(
       hotloop sprites draw                          [dim]on sprites made for it[/dim]
       hotloop sprites draw art.safetensors --epochs 200
       hotloop sprites generate --class potion       [dim]new potions[/dim]
-      hotloop sprites draw --save runs/b --resume   [dim]again, until it is done[/dim]
     """
-    from hotloop.apps.sprites.recipes import learn_to_draw
-
-    run = _run(save, every, resume, time_limit)
-    must_be_writable(out, data, suffix=".safetensors")
-    if ran_on_several("sprites draw", gpus, device):
-        return
-    recipe, sprites, _ = _prepare("draw", data, device, (epochs, width, batch), classes, seed, as_json)
-    trained, training = learn_to_draw(sprites, recipe, device=device, **run)
-    _finish(trained, training, out, save, report, as_json, f"hotloop sprites generate --model {shlex.quote(str(out))}")
+    _train("draw", data, out, device, epochs, classes, seed, report, as_json)
 
 
-def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) -> "FitOptions":
-    """How it is saved; what cannot be meant is told before sprites are made."""
-    from hotloop.apps.sprites.recipes import FitOptions
-    from hotloop.training.intervals import interval_in, seconds_in
-
-    if resume and save is None:
-        raise BadArgument("--resume without --save", fix="say where the checkpoints are: --save runs/a --resume")
-    interval_in(every)
-    if time_limit is not None:
-        seconds_in(time_limit)
-    return FitOptions(save=save, every=every, resume=resume, time_limit=time_limit)
-
-
-def _prepare(
+def _train(
     task: Literal["classify", "draw"],
     data: Path | None,
+    out: Path,
     device: str | None,
-    settings: tuple[int | None, int | None, int | None],
+    epochs: int | None,
     classes: list[str] | None,
     seed: int,
+    report: bool,
     as_json: bool,
-) -> "tuple[Recipe, SpriteSet, SpriteSet]":
-    """The recipe, the sprites to learn from and those held out; what cannot work is told before the work begins."""
+) -> None:
+    """Train a network and write it; what cannot work is told before the work begins."""
     from dataclasses import replace
+
+    import torch
 
     from hotloop import pick
     from hotloop.apps.sprites.making import load_or_make, make
-    from hotloop.apps.sprites.recipes import must_fit_memory, recipe_for, sprites_for
+    from hotloop.apps.sprites.recipes import learn_to_draw, learn_to_sort, recipe_for, sprites_for
+    from hotloop.report.run_summary import summary
 
+    must_be_writable(out, data, suffix=".safetensors")
     choice = pick(device)
-    chosen = dict(zip(("epochs", "width", "batch"), settings, strict=True))
-    given = {name: value for name, value in chosen.items() if value is not None}
-    recipe = replace(recipe_for(task, choice.device), seed=seed, **given)
-    must_fit_memory(task, recipe, choice.device)
+    recipe = replace(recipe_for(task, choice.device), seed=seed)
+    if epochs is not None:
+        recipe = replace(recipe, epochs=epochs)
     sprites = load_or_make(data, sprites_for(choice.device), seed, classes)
     if data is None:
         held_out = make(4096, seed=seed + 1_000_003, classes=classes)
     else:
-        sprites, held_out = split(sprites)
-    if rank():  # rank 0 speaks for all
-        return recipe, sprites, held_out
+        tenth = torch.arange(len(sprites)) % 10 == 9
+        sprites, held_out = sprites[~tenth], sprites[tenth] if bool(tenth.any()) else sprites
     words = console(stderr=as_json)
     say(words, f"{choice.device} in {choice.precision}: {choice.reason}")
-    of = plural(len(sprites.classes), "class", "classes")
-    say(words, f"{plural(len(sprites), 'sprite')} of {of} to learn from, {plural(recipe.epochs, 'epoch')}")
-    return recipe, sprites, held_out
-
-
-def split(sprites: "SpriteSet") -> "tuple[SpriteSet, SpriteSet]":
-    """Every tenth sprite held out."""
-    import torch
-
-    tenth = torch.arange(len(sprites)) % 10 == 9
-    return sprites[~tenth], sprites[tenth] if bool(tenth.any()) else sprites
-
-
-def _finish(
-    trained: "TrainedNetwork",
-    training: "Training",
-    out: Path,
-    save: Path | None,
-    report: bool,
-    as_json: bool,
-    then: str,
-) -> None:
-    from hotloop.report.run_summary import summary
-
-    if rank():  # rank 0 writes; an exit code here would end it in the middle of that
-        return
+    kinds = plural(len(sprites.classes), "class", "classes")
+    say(words, f"{plural(len(sprites), 'sprite')} of {kinds} to learn from, {plural(recipe.epochs, 'epoch')}")
+    if task == "classify":
+        trained, training = learn_to_sort(sprites, held_out, recipe, device=device)
+    else:
+        trained, training = learn_to_draw(sprites, recipe, device=device)
     trained.save(out)
-    title = f"A {trained.kind} for {plural(len(trained.classes), 'class', 'classes')} of sprites"
-    kept = keep_training(training, title, save) if report else None
+    kept = keep_training(training, f"A {trained.kind} for {kinds} of sprites") if report else None
     if as_json:
         about = {"out": str(out), "report": None if kept is None else str(kept), "classes": list(trained.classes)}
         print_json({**about, **training.to_json()})
     else:
-        words = console()
         words.print(summary(training, f"hotloop sprites: {trained.kind}"))
+        verb = "evaluate" if task == "classify" else "generate --model"
+        then = f"hotloop sprites {verb} {shlex.quote(str(out))}"
         say(words, f"Written: {out}{'' if kept is None else f' and {kept}'}. Next: `{then}`")
     if training.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -224,21 +160,20 @@ def evaluate(
       hotloop sprites evaluate drawer.safetensors --judge classifier.safetensors
     """
     from hotloop import pick
-    from hotloop.apps.sprites.network_files import TrainedNetwork, kind_of
+    from hotloop.apps.sprites.network_files import TrainedNetwork
 
     if number < 1:
         raise BadArgument(f"count={number}", fix="give a whole number of at least 1")
     where = pick(device).device
-    kind = kind_of(model)
-    trained = TrainedNetwork.load(model, kind, where)
-    if kind == "classifier":
+    trained = TrainedNetwork.load(model, device=where)
+    if trained.kind == "classifier":
         told = _classifier(trained, data, number, seed, where)
     elif judge is None:
         raise BadArgument(
             f"{model} is a drawer, which needs a classifier as its judge", fix="give --judge classifier.safetensors"
         )
     else:
-        told = _drawer(trained, TrainedNetwork.load(judge, "classifier", where), data, number, seed, where)
+        told = _drawer(trained, TrainedNetwork.load(judge, "classifier", device=where), data, number, seed, where)
     if as_json:
         print_json({"model": str(model), "device": str(where), **told})
     else:
@@ -279,38 +214,33 @@ def _drawer(
 ) -> dict[str, Any]:
     import torch
 
-    from hotloop.apps.sprites.making import load_or_make, must_fit_memory
+    from hotloop.apps.sprites.dataset import SpriteSet
     from hotloop.apps.sprites.quality import drawn_by
     from hotloop.apps.sprites.quality import judge as judged
 
     if trained.classes != judge.classes:
         raise BadArgument("the judge knows other classes than the drawer", fix="train both on the same set")
-    must_fit_memory(number)
     labels = torch.arange(number) % len(trained.classes)
     with counting("drawing") as progress:
         drawn = drawn_by(trained, labels, where, seed=seed, progress=progress)
-    learned_from = load_or_make(data, 1, 0, None) if data is not None else None
-    verdict = judged(drawn, judge, learned_from, where)
+    verdict = judged(drawn, judge, None if data is None else SpriteSet.load(data), where)
     return {
         "sprites": verdict.drawn,
         "accuracy": verdict.right,
         "by_class": verdict.right_by_class,
-        **verdict.to_json(),
+        "copies": verdict.copies,
     }
 
 
 def _show_worth(facts: dict[str, Any]) -> None:
-
     words = console()
     say(words, f"{facts['accuracy']:.1%} of {count(facts['sprites'])} sprites are classified correctly", style="bold")
     for name, share in facts["by_class"].items():
         say(words, f"{name:<12} {share:7.1%}", indent="  ")
     for row in facts.get("confusions", [])[:5]:
         say(words, f"{row['sprites']} x {row['is']} taken for {row['taken_for']}", indent="  ", style="dim")
-    if "distinct" in facts:
-        say(words, f"{facts['distinct']:.1%} differ from one another")
-        if facts["copies"] is not None:
-            say(words, f"{facts['copies']:.2%} are exact copies of training sprites")
+    if facts.get("copies") is not None:
+        say(words, f"{facts['copies']:.2%} are exact copies of training sprites")
 
 
 @app.command(cls=Verb)
@@ -326,7 +256,6 @@ def generate(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the sprites as a set (safetensors).")
     ] = None,
-    columns: Annotated[int, typer.Option(metavar="N", help="Sprites in a row of the sheet.")] = 16,
     scale: Scale = 4,
     steps: Annotated[int, typer.Option(metavar="N", help="Drawing steps; more give finer details.")] = 16,
     temperature: Annotated[float, typer.Option(metavar="X", help="Lower is cleaner, higher is more varied.")] = 0.7,
@@ -347,19 +276,17 @@ def generate(
 
     from hotloop import pick
     from hotloop.apps.sprites.dataset import label_of
-    from hotloop.apps.sprites.drawing import must_be_drawable
     from hotloop.apps.sprites.network_files import TrainedNetwork
     from hotloop.apps.sprites.pictures import must_fit_a_sheet, save_png, sheet_of
     from hotloop.apps.sprites.quality import drawn_by
 
-    if min(number, columns, scale) < 1:
-        raise BadArgument(f"count={number}, columns={columns}, scale={scale}", fix="give whole numbers of at least 1")
-    must_be_drawable(steps, temperature)
+    if min(number, scale) < 1:
+        raise BadArgument(f"count={number}, scale={scale}", fix="give whole numbers of at least 1")
     must_be_writable(out, data, model, suffix=".png")
     if data is not None:
         must_be_writable(data, model, option="--data", suffix=".safetensors")
     where = pick(device).device
-    trained = TrainedNetwork.load(model, "drawer", where)
+    trained = TrainedNetwork.load(model, "drawer", device=where)
     labels = torch.tensor([label_of(name, trained.classes) for name in classes or trained.classes])
     must_fit_a_sheet(number * len(labels), scale)
     start = time.perf_counter()
@@ -367,7 +294,7 @@ def generate(
         each = labels.repeat_interleave(number)
         drawn = drawn_by(trained, each, where, seed=seed, steps=steps, temperature=temperature, progress=progress)
     seconds = time.perf_counter() - start
-    save_png(out, sheet_of(drawn, min(columns, number), scale))
+    save_png(out, sheet_of(drawn, min(16, number), scale))
     if data is not None:
         drawn.save(data)
     if as_json:

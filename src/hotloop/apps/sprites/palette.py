@@ -9,7 +9,7 @@ from hotloop.apps.sprites.dataset import COLOURS, TRANSPARENT
 
 
 class Ramp(NamedTuple):
-    """One material from its shadow to its light, as palette indices."""
+    """One material from its shadow to its light, as palette indices or as roles of a canvas."""
 
     dark: int
     mid: int
@@ -19,24 +19,8 @@ class Ramp(NamedTuple):
 INK, DUSK, MAROON, PINE, WOOD, CRIMSON, VIOLET, AZURE = range(1, 9)
 LEAF, GOLD, ROSE, SILVER, SKY, LIME, STRAW, WHITE = range(9, 17)
 
-RGB = (
-    (0x1B, 0x14, 0x28),
-    (0x45, 0x46, 0x84),
-    (0x6F, 0x28, 0x44),
-    (0x1C, 0x5E, 0x58),
-    (0xA6, 0x60, 0x3A),
-    (0xD4, 0x36, 0x4C),
-    (0x97, 0x50, 0xCF),
-    (0x38, 0x80, 0xE4),
-    (0x47, 0xAB, 0x4E),
-    (0xF4, 0xA6, 0x30),
-    (0xF9, 0x8D, 0x98),
-    (0xA6, 0xB4, 0xD0),
-    (0x7A, 0xDA, 0xF2),
-    (0xB6, 0xE3, 0x54),
-    (0xFF, 0xE4, 0x88),
-    (0xFE, 0xF8, 0xEE),
-)
+HEX = "1b1428 454684 6f2844 1c5e58 a6603a d4364c 9750cf 3880e4 47ab4e f4a630 f98d98 a6b4d0 7adaf2 b6e354 ffe488 fef8ee"
+RGB = tuple(tuple(bytes.fromhex(colour)) for colour in HEX.split())
 
 # Shadows lean towards blue and red, lights towards yellow; neighbours share shades, so that 16 colours do for all.
 RAMPS: dict[str, Ramp] = {

@@ -2,8 +2,6 @@
 
 import io
 import warnings
-from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from hotloop.apps.sprites.dataset import COLOURS, SIDE, SpriteSet
-from hotloop.apps.sprites.pixels import OPAQUE, contact_sheet, look_up, nearest_colour, upscale
+from hotloop.apps.sprites.pixels import OPAQUE, contact_sheet, look_up, upscale
 from hotloop.errors import BadArgument
 from hotloop.files.whole import write_whole
 from hotloop.printing.text import printable, size
@@ -21,20 +19,20 @@ from hotloop.printing.text import printable, size
 INK = (34, 32, 52, 255)  # a background on which sprites stand out
 GAP = 4  # pixels between the sprites of a sheet
 FORMATS = ("PNG", "GIF", "BMP", "WEBP")
-_SIGNATURES = (b"\x89PNG", b"GIF8", b"BM", b"RIFF")
 _FILE_LIMIT = 64 << 20  # bytes; a picture of 4096x4096 without any compression
 _SHEET_LIMIT = 64_000_000  # pixels that a viewer still opens
-_ROUNDS = 16  # of refining a palette; it mostly settles in fewer
+_WEIGHED = 1 << 20  # pixels that stand for all when a palette is chosen
 
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Flaw:
+class Flaw(Exception):
     """Why a picture cannot be used: the kind of reason, and what is particular to this one."""
 
-    reason: str
-    detail: str = ""
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
 
 
 def save_png(path: str | Path, rgba: Tensor) -> None:
@@ -42,11 +40,14 @@ def save_png(path: str | Path, rgba: Tensor) -> None:
 
     >>> save_png("sheet.png", sheet_of(sprites, 8))  # doctest: +SKIP
     """
-    if rgba.dtype != torch.uint8 or rgba.dim() != 3 or rgba.shape[2] != 4 or not rgba.numel():
-        raise BadArgument(f"a picture of {rgba.dtype} {tuple(rgba.shape)}", fix="give uint8 (h, w, 4), not empty")
+    write_whole(Path(path), png_of(rgba))
+
+
+def png_of(rgba: Tensor) -> bytes:
+    """The content of such a file."""
     data = io.BytesIO()
-    Image.fromarray(rgba.cpu().contiguous().numpy()).save(data, "PNG")
-    write_whole(Path(path), data.getvalue())
+    Image.fromarray(rgba.cpu().contiguous().numpy()).save(data, "PNG", optimize=True)
+    return data.getvalue()
 
 
 def sheet_of(sprites: SpriteSet, columns: int, scale: int = 4) -> Tensor:
@@ -69,27 +70,44 @@ def must_fit_a_sheet(count: int, scale: int) -> None:
         )
 
 
-def read_picture(path: Path, limit: int) -> Tensor | Flaw:
-    """The picture in a file as uint8 (h, w, 4) RGBA, or what is wrong with it; `limit` is its longest side.
+def read_picture(path: Path, limit: int) -> Tensor:
+    """The picture in a file as uint8 (h, w, 4) RGBA; `limit` is its longest side.
 
-    Whatever the file holds, this returns: its size is looked at before anything is decoded.
+    Whatever the file holds, nothing but a `Flaw` is raised: its size is looked at before anything is decoded.
     """
     try:
         length = path.stat().st_size
-        if not 0 < length <= _FILE_LIMIT:
-            return Flaw("too large", f"a file of {size(length)}") if length else Flaw("empty file")
-        with path.open("rb") as file, warnings.catch_warnings():
+        if length > _FILE_LIMIT:
+            raise Flaw("too large", f"a file of {size(length)}")
+        if not length:
+            raise Flaw("empty file")
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what Pillow thinks of metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return _decode(file, limit)
-    except OSError as error:
-        if error.errno is not None:
-            return Flaw("cannot be opened", error.strerror or "")
-        return Flaw("damaged", _words(error))
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        return Flaw("too large")
-    except Exception as error:  # noqa: BLE001  # Pillow's decoders raise nearly anything on a damaged file
-        return Flaw("damaged", _words(error))
+            return _decode(path, limit)
+    except Flaw:
+        raise
+    except UnidentifiedImageError as error:
+        raise Flaw("not a PNG, GIF, BMP or WebP image") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise Flaw("too large") from error
+    except Exception as error:  # Pillow's decoders raise nearly anything on a damaged file
+        if isinstance(error, OSError) and error.errno is not None:
+            raise Flaw("cannot be opened", error.strerror or "") from error
+        raise Flaw("damaged", printable(str(error).partition("\n")[0] or type(error).__name__)[:120]) from error
+
+
+def _decode(path: Path, limit: int) -> Tensor:
+    with Image.open(path, formats=FORMATS) as image:
+        width, height = image.size
+        if max(width, height) > limit:
+            raise Flaw("too large", f"{width}x{height}, at most {limit}x{limit} is read")
+        frames = getattr(image, "n_frames", 1)
+        if frames > 1:
+            raise Flaw("animated", f"{frames} frames")
+        if image.mode.startswith("I"):  # Pillow would cut its levels off at 255
+            raise Flaw("16-bit grey", "save it with 8 bits")
+        return torch.from_numpy(np.array(image.convert("RGBA")))
 
 
 def opaque_colours(rgba: Tensor) -> tuple[Integers, Integers]:
@@ -106,125 +124,30 @@ def opaque_colours(rgba: Tensor) -> tuple[Integers, Integers]:
     return colours.long().cpu().numpy(), counts.cpu().numpy()
 
 
-def choose_palette(colours: Integers, counts: Integers, limit: int = COLOURS) -> Tensor:
-    """A palette uint8 (limit + 1, 4) for colours that occur so often: exactly these, or the best of them if too many.
+def choose_palette(colours: Integers, counts: Integers) -> Tensor:
+    """A palette uint8 (17, 4) for colours that occur so often: exactly these, or the best of them if too many.
 
     Every row is one of the colours, from dark to light after the transparent row 0; rows that are left over repeat
-    the last. The same colours give the same palette anywhere: all of it is integer arithmetic.
+    the last.
 
-    >>> choose_palette(np.array([[255, 255, 255], [0, 0, 0]]), np.array([1, 1]), limit=2).tolist()
+    >>> choose_palette(np.array([[255, 255, 255], [0, 0, 0]]), np.array([1, 1]))[:3].tolist()
     [[0, 0, 0, 0], [0, 0, 0, 255], [255, 255, 255, 255]]
     """
-    if not len(colours):
-        raise BadArgument("there is no opaque pixel to take a colour from", fix="give pictures that show something")
-    chosen = colours if len(colours) <= limit else _reduce(colours, counts, limit)
+    chosen = colours if len(colours) <= COLOURS else _reduce(colours, counts)
     chosen = chosen[np.argsort(chosen @ np.array([299, 587, 114]), kind="stable")]
-    rows = np.concatenate([chosen, np.repeat(chosen[-1:], limit - len(chosen), axis=0)])
-    palette = torch.zeros(limit + 1, 4, dtype=torch.uint8)
+    rows = np.concatenate([chosen, np.repeat(chosen[-1:], COLOURS - len(chosen), axis=0)])
+    palette = torch.zeros(COLOURS + 1, 4, dtype=torch.uint8)
     palette[1:, :3] = torch.from_numpy(rows)
     palette[1:, 3] = 255
     return palette
 
 
-def _decode(file: io.BufferedReader, limit: int) -> Tensor | Flaw:
-    known = file.peek(4).startswith(_SIGNATURES)
-    try:
-        image = Image.open(file, formats=FORMATS)
-    except UnidentifiedImageError:
-        return Flaw("damaged", "its header") if known else Flaw("not a PNG, GIF, BMP or WebP image")
-    with image:
-        width, height = image.size
-        if min(width, height) < 1:
-            return Flaw("no pixels", f"{width}x{height}")
-        if max(width, height) > limit:
-            return Flaw("too large", f"{width}x{height}, at most {limit}x{limit} is read")
-        frames = getattr(image, "n_frames", 1)
-        if frames > 1:
-            return Flaw("animated", f"{frames} frames")
-        return torch.from_numpy(_grey16(image) if image.mode.startswith("I") else np.array(image.convert("RGBA")))
-
-
-def _grey16(image: Image.Image) -> NDArray[np.uint8]:
-    """16-bit grey as RGBA by its upper 8 bits; Pillow itself would cut it off at 255."""
-    levels = np.array(image).astype(np.int64)
-    grey = (levels >> 8).clip(0, 255)
-    alpha = np.where(levels == image.info.get("transparency", -1), 0, 255)
-    return np.stack([grey, grey, grey, alpha], axis=-1).astype(np.uint8)
-
-
-def _words(error: Exception) -> str:
-    return printable(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
-
-
-def _reduce(colours: Integers, counts: Integers, limit: int) -> Integers:
-    """At most `limit` of the colours: boxes cut where it saves most error, refined by k-means, snapped to colours."""
-    boxes = [(*_spread(colours, counts), np.arange(len(colours)))]
-    while len(boxes) < limit:
-        boxes.sort(key=lambda box: box[0])  # stable, so that equals keep their order
-        _, channel, members = boxes.pop()
-        below = _cut(colours[members, channel], counts[members])
-        for part in (members[below], members[~below]):
-            boxes.append((*_spread(colours[part], counts[part]), part))
-    centres = np.stack([_mean(colours[members], counts[members]) for _, _, members in boxes])
-    for _ in range(_ROUNDS):
-        nearest = _nearest(colours, centres)
-        groups = [nearest == index for index in range(limit)]
-        alone = sum(not group.any() for group in groups)  # such a centre goes where the error is greatest
-        worst = iter(np.argsort(-counts * _distance(colours, centres[nearest]), kind="stable") if alone else ())
-        moved = [_mean(colours[group], counts[group]) if group.any() else colours[next(worst)] for group in groups]
-        if np.array_equal(moved, centres):
-            break
-        centres = np.stack(moved)
-    nearest = _nearest(colours, centres)
-    order = np.lexsort((-counts, _distance(colours, centres[nearest]), nearest))  # the best of each group comes first
-    return colours[order[np.unique(nearest[order], return_index=True)[1]]]
-
-
-def _spread(colours: Integers, counts: Integers) -> tuple[int, int]:
-    """The squared error of the channel that varies most, and which it is; Python's integers cannot overflow."""
-    total = int(counts.sum())
-    sums, squares = counts @ colours, counts @ (colours * colours)
-    errors = [int(square) - int(mean) ** 2 // total for mean, square in zip(sums, squares, strict=True)]
-    return max(errors), errors.index(max(errors))
-
-
-def _cut(levels: Integers, counts: Integers) -> NDArray[np.bool_]:
-    """Which lie below the level that parts them with the least squared error; never all of them, and never none."""
-    present, place = np.unique(levels, return_inverse=True)
-    many = [int(n) for n in np.cumsum(_totals(place, counts))]
-    sums = [int(n) for n in np.cumsum(_totals(place, counts * levels))]
-    gains = [
-        Fraction(sums[i] ** 2, many[i]) + Fraction((sums[-1] - sums[i]) ** 2, many[-1] - many[i])
-        for i in range(len(present) - 1)
-    ]
-    below: NDArray[np.bool_] = place <= gains.index(max(gains))
-    return below
-
-
-def _totals(place: Integers, values: Integers) -> Integers:
-    totals = np.zeros(int(place.max()) + 1, np.int64)
-    np.add.at(totals, place, values)
-    return totals
-
-
-def _mean(colours: Integers, counts: Integers) -> Integers:
-    total = counts.sum()
-    rounded: Integers = (2 * (counts @ colours) + total) // (2 * total)
-    return rounded
-
-
-def _nearest(colours: Integers, centres: Integers) -> Integers:
-    """For each colour, which centre is nearest."""
-    palette = torch.from_numpy(np.concatenate([np.zeros((1, 4), np.uint8), _opaque(centres)]))
-    indices = nearest_colour(torch.from_numpy(_opaque(colours)).view(1, 1, -1, 4), palette)
-    nearest: Integers = indices.flatten().numpy().astype(np.int64) - 1
-    return nearest
-
-
-def _distance(colours: Integers, others: Integers) -> Integers:
-    squared: Integers = ((colours - others) ** 2).sum(1)
-    return squared
-
-
-def _opaque(colours: Integers) -> NDArray[np.uint8]:
-    return np.concatenate([colours, np.full((len(colours), 1), 255)], axis=1).astype(np.uint8)
+def _reduce(colours: Integers, counts: Integers) -> Integers:
+    """At most 16 of the colours: those nearest to the palette that Pillow makes."""
+    weights = (counts.astype(float) / counts.sum() * _WEIGHED).astype(np.int64).clip(min=1)
+    pixels = Image.fromarray(colours.repeat(weights, axis=0)[None].astype(np.uint8))
+    found = pixels.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=1).getpalette() or []
+    centres = np.array(found[: 3 * COLOURS]).reshape(-1, 3)
+    nearest = [((colours - centre) ** 2).sum(1).argmin() for centre in centres]
+    chosen: Integers = colours[np.unique(nearest)]
+    return chosen

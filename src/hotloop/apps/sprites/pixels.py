@@ -4,8 +4,6 @@ Sprites are uint8 (n, h, w) palette indices, 0 being transparent; pictures are u
 uint8 (k, 4) RGBA with row 0 transparent. Nothing here waits for a GPU.
 """
 
-import math
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -27,8 +25,7 @@ def look_up(pixels: Tensor, palette: Tensor) -> Tensor:
     """
     _expect(pixels, "pixels", "(n, h, w)")
     _expect(palette, "palette", "(k, 4)")
-    colours = _through(pixels, _packed(palette), "palette")
-    return colours.view(torch.uint8).view(*pixels.shape, 4)
+    return _through(pixels, palette, "palette")
 
 
 def nearest_colour(rgba: Tensor, palette: Tensor) -> Tensor:
@@ -79,38 +76,31 @@ def flip(pixels: Tensor, which: Tensor | None = None, *, vertical: bool = False)
     """
     _expect_batch(pixels)
     flipped = pixels.flip(1 if vertical else 2)
-    return flipped if which is None else torch.where(_per_sprite(which.bool(), pixels, "which"), flipped, pixels)
+    if which is None:
+        return flipped
+    if which.shape != pixels.shape[:1]:
+        raise BadArgument(f"which is {_shape(which)} for {len(pixels)} sprites", fix="give one value for each sprite")
+    return torch.where(which.bool().view(-1, *[1] * (pixels.dim() - 1)), flipped, pixels)
 
 
-def rotate(pixels: Tensor, quarter_turns: int | Tensor = 1) -> Tensor:
-    """Sprites or pictures turned counter-clockwise, all alike or each by its own number of quarter turns (n,).
+def rotate(pixels: Tensor, quarter_turns: int = 1) -> Tensor:
+    """Sprites or pictures turned counter-clockwise.
 
     >>> rotate(torch.tensor([[[1, 2], [3, 4]]]).byte()).tolist()
     [[[2, 4], [1, 3]]]
     """
     _expect_batch(pixels)
-    if isinstance(quarter_turns, int):
-        return torch.rot90(pixels, quarter_turns % 4, (1, 2)).contiguous()
-    if pixels.shape[1] != pixels.shape[2]:
-        raise BadArgument(
-            f"turns of their own for sprites of {pixels.shape[2]}x{pixels.shape[1]}", fix="they must be square"
-        )
-    turns = _per_sprite(quarter_turns, pixels, "quarter_turns")
-    for turn in (1, 2):  # the two bits of a number of turns, also of a negative one
-        pixels = torch.where((turns & turn).bool(), torch.rot90(pixels, turn, (1, 2)), pixels)
-    return pixels
+    return torch.rot90(pixels, quarter_turns % 4, (1, 2)).contiguous()
 
 
-def outline(pixels: Tensor, colour: int | Tensor) -> Tensor:
-    """Sprites with every transparent pixel that touches an opaque one, by a side, painted in `colour`.
-
-    `colour` is an index for all, or one for each sprite (n,).
+def outline(pixels: Tensor, colour: int) -> Tensor:
+    """Sprites with every transparent pixel that touches an opaque one, by a side, painted in `colour`, an index.
 
     >>> outline(torch.tensor([[[0, 0, 5, 0]]]).byte(), 1).tolist()
     [[[0, 1, 5, 1]]]
     """
     _expect(pixels, "pixels", "(n, h, w)")
-    if isinstance(colour, int) and not TRANSPARENT < colour < _INDICES:
+    if not TRANSPARENT < colour < _INDICES:
         raise BadArgument(f"colour={colour}", fix=f"give an index from 1 to {COLOURS}")
     opaque = pixels.clamp(max=1)  # 0 and 1 as uint8: several times faster than bool
     touched = torch.zeros_like(opaque)
@@ -118,44 +108,18 @@ def outline(pixels: Tensor, colour: int | Tensor) -> Tensor:
     touched[:, :-1] |= opaque[:, 1:]
     touched[:, :, 1:] |= opaque[:, :, :-1]
     touched[:, :, :-1] |= opaque[:, :, 1:]
-    edge = touched & ~opaque
-    if isinstance(colour, Tensor):
-        colour = _per_sprite(colour.to(torch.uint8), pixels, "colour")
-    return pixels + edge * colour  # where there is an edge, the pixel is 0
+    return pixels + (touched & ~opaque) * colour  # where there is an edge, the pixel is 0
 
 
 def shift_hue(pixels: Tensor, mapping: Tensor) -> Tensor:
-    """Sprites recoloured: index i becomes `mapping[i]`, by one table (k,) for all or one for each sprite (n, k).
+    """Sprites recoloured: index i becomes `mapping[i]`.
 
     >>> shift_hue(torch.tensor([[[0, 1, 2]]]).byte(), torch.tensor([0, 2, 1]).byte()).tolist()
     [[[0, 2, 1]]]
     """
     _expect(pixels, "pixels", "(n, h, w)")
-    if mapping.dtype != torch.uint8 or mapping.dim() not in (1, 2):
-        raise BadArgument(f"a mapping of {_shape(mapping)}", fix="give uint8 (k,), or (n, k): one for each sprite")
-    if mapping.dim() == 2 and len(mapping) != len(pixels):
-        raise BadArgument(f"{len(mapping)} mappings for {len(pixels)} sprites", fix="give one, or one for each sprite")
-    return _through(pixels, mapping, "mapping").view(pixels.shape)
-
-
-def rotate_ramps(ramps: Sequence[Sequence[int]], steps: int = 1, colours: int = COLOURS) -> Tensor:
-    """A mapping for `shift_hue` by which each ramp takes the colours of the ramp `steps` further on.
-
-    A ramp is a list of indices from dark to light; those in no ramp stay, and so does the light and shade.
-
-    >>> rotate_ramps([[1, 2], [5, 6]], colours=6).tolist()
-    [0, 5, 6, 3, 4, 1, 2]
-    """
-    used = [index for ramp in ramps for index in ramp]
-    if len({len(ramp) for ramp in ramps}) > 1 or len(set(used)) < len(used):
-        raise BadArgument(f"ramps {[list(ramp) for ramp in ramps]}", fix="make them equally long, with no index twice")
-    if not all(TRANSPARENT < index <= colours for index in used):
-        raise BadArgument(f"ramps of indices {used}", fix=f"indices are 1 to {colours}")
-    mapping = list(range(colours + 1))
-    for position, ramp in enumerate(ramps):
-        for source, target in zip(ramp, ramps[(position + steps) % len(ramps)], strict=True):
-            mapping[source] = target
-    return torch.tensor(mapping, dtype=torch.uint8)
+    _expect(mapping, "mapping", "(k)")
+    return _through(pixels, mapping, "mapping")
 
 
 def upscale(pixels: Tensor, factor: int) -> Tensor:
@@ -171,36 +135,31 @@ def upscale(pixels: Tensor, factor: int) -> Tensor:
     return torch.stack([wide] * factor, 2).flatten(1, 2)
 
 
-def contact_sheet(
-    images: Tensor, columns: int | None = None, gap: int = 1, background: Sequence[int] = (0, 0, 0, 0)
-) -> Tensor:
-    """Pictures laid out in rows of `columns` (as many as make it square), `gap` pixels between and around them.
+def contact_sheet(images: Tensor, columns: int, gap: int = 1, background: Sequence[int] = (0, 0, 0, 0)) -> Tensor:
+    """Pictures laid out in rows of `columns`, `gap` pixels between and around them.
 
     >>> contact_sheet(torch.full((3, 2, 2, 4), 7).byte(), columns=2).shape
     torch.Size([7, 7, 4])
     """
     _expect(images, "images", "(n, h, w, 4)")
     count, height, width, _ = images.shape
-    columns = columns if columns is not None else _square(count, height, width)
     if not count or columns < 1 or gap < 0:
         raise BadArgument(
             f"{count} images, columns={columns}, gap={gap}",
             fix="give at least one image and column, a gap of 0 or more",
         )
     columns = min(columns, count)
-    if len(background) != 4 or not all(0 <= level <= 255 for level in background):
-        raise BadArgument(f"background={background}", fix="give four numbers from 0 to 255: R, G, B, A")
     rows = -(-count // columns)
-    size = (rows * (height + gap) + gap, columns * (width + gap) + gap)
-    colour = int.from_bytes(bytes(background), sys.byteorder, signed=True)
-    sheet = torch.full(size, colour, dtype=torch.int32, device=images.device)
+    sheet = images.new_empty(rows * (height + gap) + gap, columns * (width + gap) + gap, 4)
+    for channel, level in enumerate(background):
+        sheet[..., channel] = level  # a tensor of all four would be copied to a GPU, which waits
     cells = sheet[gap:, gap:].unflatten(1, (columns, width + gap)).unflatten(0, (rows, height + gap))
-    cells = cells[:, :height, :, :width].transpose(1, 2)  # (rows, columns, height, width), a view of the sheet
-    full, packed = count // columns, _packed(images)  # at least one row is full: there are no more columns than images
-    cells[:full] = packed[: full * columns].unflatten(0, (full, columns))
+    cells = cells[:, :height, :, :width].transpose(1, 2)  # (rows, columns, height, width, 4), a view of the sheet
+    full = count // columns
+    cells[:full] = images[: full * columns].unflatten(0, (full, columns))
     if count % columns:
-        cells[full, : count % columns] = packed[full * columns :]
-    return sheet.view(torch.uint8).view(*size, 4)
+        cells[full, : count % columns] = images[full * columns :]
+    return sheet
 
 
 def _nearest(colours: Tensor, palette: Tensor) -> Tensor:
@@ -230,31 +189,11 @@ def _bayer(height: int, width: int, device: torch.device) -> Tensor:
 
 
 def _through(pixels: Tensor, table: Tensor, name: str) -> Tensor:
-    """`table[pixels]` of (n, pixels of a sprite), for a table (k,) or (n, k)."""
-    rows = table.shape[-1]
+    """`table[pixels]`, with an error in words where there is no such row."""
+    rows = len(table)
     if pixels.device.type == "cpu" and pixels.numel() and int(pixels.max()) >= rows:  # elsewhere it would be a wait
         raise BadArgument(f"index {int(pixels.max())} in a {name} of {rows} rows", fix=f"indices end at {rows - 1}")
-    return table.expand(len(pixels), rows).gather(1, pixels.flatten(1).long())
-
-
-def _packed(rgba: Tensor) -> Tensor:
-    """RGBA as one int32 a pixel, to be moved about as one."""
-    rgba = rgba.contiguous()
-    if rgba.storage_offset() % 4:
-        rgba = rgba.clone()
-    return rgba.view(torch.int32).squeeze(-1)
-
-
-def _square(count: int, height: int, width: int) -> int:
-    """The number of columns that makes a sheet about as wide as high."""
-    return max(1, round(math.sqrt(count * height / max(width, 1))))
-
-
-def _per_sprite(values: Tensor, pixels: Tensor, name: str) -> Tensor:
-    """Values (n,) in a shape that goes with pixels (n, ...)."""
-    if values.shape != pixels.shape[:1]:
-        raise BadArgument(f"{name} is {_shape(values)} for {len(pixels)} sprites", fix="give one value for each sprite")
-    return values.view(-1, *[1] * (pixels.dim() - 1))
+    return table.index_select(0, pixels.flatten().int()).view(*pixels.shape, *table.shape[1:])
 
 
 def _expect(tensor: Tensor, name: str, shape: str) -> None:

@@ -25,7 +25,6 @@ class DrawerScores(Record):
     drawn: int
     right: float  # share that the classifier takes for the class that was asked for
     copies: float | None  # share that equals a training sprite to the pixel; None where those are not at hand
-    distinct: float  # share that differ from one another
     right_by_class: dict[str, float]
 
 
@@ -73,22 +72,10 @@ def judge(
 ) -> DrawerScores:
     """Hold drawn sprites against a classifier and, where they are at hand, the sprites that the drawer learned from."""
     right = (sorted_by(classifier, drawn, device) == drawn.labels).float()
-    known = set(_each(learned_from)) if learned_from is not None else None
-    new = _each(drawn)
-    by_class = {
-        name: right[drawn.labels == i].mean().item()
-        for i, name in enumerate(drawn.classes)
-        if bool((drawn.labels == i).any())
-    }
-    return DrawerScores(
-        drawn=len(drawn),
-        right=right.mean().item(),
-        copies=None if known is None else sum(sprite in known for sprite in new) / len(new),
-        distinct=len(set(new)) / len(new),
-        right_by_class=by_class,
-    )
-
-
-def _each(sprites: SpriteSet) -> list[bytes]:
-    """Every sprite as its bytes."""
-    return [row.tobytes() for row in sprites.pixels.cpu().numpy()]
+    copies = None
+    if learned_from is not None:
+        known = {sprite.tobytes() for sprite in learned_from.pixels.cpu().numpy()}
+        copies = sum(sprite.tobytes() in known for sprite in drawn.pixels.cpu().numpy()) / len(drawn)
+    labels = drawn.labels.unique().tolist()
+    by_class = {drawn.classes[label]: right[drawn.labels == label].mean().item() for label in labels}
+    return DrawerScores(len(drawn), right.mean().item(), copies, by_class)

@@ -2,8 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +11,11 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 import hotloop
 from hotloop.apps.sprites.dataset import SpriteSet
 from hotloop.apps.sprites.drawing import guess_hidden
-from hotloop.apps.sprites.models import Classifier, Drawer, Size, cost_of
+from hotloop.apps.sprites.models import WIDEST, Classifier, Drawer, Size
 from hotloop.apps.sprites.network_files import TrainedNetwork
-from hotloop.errors import BadArgument, DoesNotFit
-from hotloop.memory.usage import usage
-from hotloop.printing.text import plural, size
+from hotloop.errors import BadArgument
 from hotloop.ranks.group import world_size
 from hotloop.records import Report
-
-PER_WEIGHT = 16  # bytes: itself, its gradient, and two averages of AdamW, all in fp32
 
 
 @dataclass(frozen=True)
@@ -37,8 +32,8 @@ class Recipe:
         for name in ("width", "epochs", "batch"):
             if getattr(self, name) < 1:
                 raise BadArgument(f"{name}={getattr(self, name)}", fix=f"give {name} a whole number of at least 1")
-        if not self.rate > 0:
-            raise BadArgument(f"rate={self.rate}", fix="give a learning rate above 0")
+        if self.width > WIDEST:
+            raise BadArgument(f"width={self.width}", fix=f"the widest network has {WIDEST}")
 
 
 def recipe_for(task: Literal["classify", "draw"], device: torch.device) -> Recipe:
@@ -54,40 +49,15 @@ def sprites_for(device: torch.device) -> int:
     return 8_192 if device.type == "cpu" else 262_144
 
 
-def must_fit_memory(task: Literal["classify", "draw"], recipe: Recipe, device: torch.device, batch: int = 1) -> None:
-    """Refuse a network that is too large to be trained here; to be asked before it is built and sprites are made."""
-    cost = cost_of(Classifier if task == "classify" else Drawer, Size(16, recipe.width))
-    needed = PER_WEIGHT * cost.weights + 4 * cost.outputs * (batch if device.type == "cpu" else 1)
-    free = usage(device).free
-    if free is not None and needed > free:
-        in_batches = f" in batches of {batch:,}" if batch > 1 else ""
-        raise DoesNotFit(
-            f"a network of width {recipe.width:,} takes {size(needed)} or more to train{in_batches}, "
-            f"and {size(free)} are free on {device}",
-            fix="choose a smaller width" + (" or batch" if batch > 1 else ""),
-        )
-
-
-class FitOptions(TypedDict, total=False):
-    """How a training is run, as `Loop.fit` takes it: what is shown, where it is saved, when it ends."""
-
-    progress: bool | None
-    save: str | Path | None
-    every: str | float
-    resume: bool
-    time_limit: str | float | None
-
-
 def learn_to_sort(
     sprites: SpriteSet,
     held_out: SpriteSet,
     recipe: Recipe,
     *,
     device: str | hotloop.Choice | None = None,
-    **run: Unpack[FitOptions],
+    **run: Any,
 ) -> tuple[TrainedNetwork, Report]:
-    """A classifier of these sprites, judged on held-out ones after every epoch."""
-    must_fit_memory("classify", recipe, hotloop.pick(device).device, min(recipe.batch, len(sprites)))
+    """A classifier of these sprites, judged on held-out ones after every epoch; `run` goes to `Loop.fit`."""
     torch.manual_seed(recipe.seed)
     model = Classifier(Size(len(sprites.classes), recipe.width))
     report = _fit(model, sprites, held_out, recipe, device, run, loss=nn.CrossEntropyLoss(label_smoothing=0.05))
@@ -95,10 +65,9 @@ def learn_to_sort(
 
 
 def learn_to_draw(
-    sprites: SpriteSet, recipe: Recipe, *, device: str | hotloop.Choice | None = None, **run: Unpack[FitOptions]
+    sprites: SpriteSet, recipe: Recipe, *, device: str | hotloop.Choice | None = None, **run: Any
 ) -> tuple[TrainedNetwork, Report]:
-    """A drawer of sprites like these."""
-    must_fit_memory("draw", recipe, hotloop.pick(device).device, min(recipe.batch, len(sprites)))
+    """A drawer of sprites like these; `run` goes to `Loop.fit`."""
     torch.manual_seed(recipe.seed)
     model = Drawer(Size(len(sprites.classes), recipe.width))
     report = _fit(model, sprites, None, recipe, device, run, objective=guess_hidden)
@@ -111,15 +80,12 @@ def _fit(
     held_out: SpriteSet | None,
     recipe: Recipe,
     device: str | hotloop.Choice | None,
-    run: FitOptions,
+    run: dict[str, Any],
     **goal: Any,
 ) -> Report:
-    if len(sprites) < recipe.batch:
-        raise BadArgument(
-            f"{plural(len(sprites), 'sprite')} are fewer than one batch of {recipe.batch}",
-            fix="give more sprites or a smaller batch",
-        )
-    loader = batches(sprites, recipe.batch, seed=recipe.seed)
+    if not len(sprites):
+        raise BadArgument("there are no sprites to learn from", fix="give a set that has some")
+    loader = batches(sprites, min(recipe.batch, len(sprites)), seed=recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,

@@ -1,18 +1,19 @@
-"""`hotloop sprites`: make, look at, import and describe sets of sprites; the networks are in networks_verb.py."""
+"""`hotloop sprites`: make, look at and import sets of sprites; the networks are in networks_verb.py."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotloop.apps.sprites.networks_verb import Classes, Data, Scale
 from hotloop.apps.sprites.networks_verb import app as networks
-from hotloop.apps.sprites.sprite_options import Classes, Data, Scale
 from hotloop.cli.help import Verb, Verbs
 from hotloop.cli.options import Json, Seed
 from hotloop.cli.output import console, counting, must_be_writable, print_json, say
-from hotloop.errors import BadArgument, OutputError
-from hotloop.printing.text import count, duration, plural, printable
+from hotloop.errors import BadArgument
+from hotloop.printing.text import count, duration
 
 if TYPE_CHECKING:
     from hotloop.apps.sprites.dataset import SpriteSet
@@ -46,11 +47,8 @@ def make(
     import time
 
     from hotloop.apps.sprites.making import make as draw_by_rules
-    from hotloop.apps.sprites.making import must_fit_memory
 
     must_be_writable(out, suffix=".safetensors")
-    must_fit_memory(number, copies=3)
-    must_fit_disk(out, number)
     start = time.perf_counter()
     with counting("making") as progress:
         made = draw_by_rules(number, seed=seed, classes=classes, progress=progress)
@@ -89,16 +87,14 @@ def preview(
     rows = len(set(classes)) if classes else len(CLASSES) if data is None else 1
     must_fit_a_sheet(columns * rows, scale)
     sprites = load_or_make(data, columns * rows, seed, classes)
-    must_fit_a_sheet(columns * len(sprites.classes), scale)
     each = sprites.labels.bincount()
     columns = min(columns, int(each.max()))
     number = int(each.clamp(max=columns).sum())
-    shown = rows_of(sprites, columns)
-    save_png(out, sheet_of(shown, columns, scale))
+    save_png(out, sheet_of(sprites.rows(columns), columns, scale))
     if as_json:
-        print_json({"out": str(out), "shown": number, "classes": list(shown.classes)})
+        print_json({"out": str(out), "shown": number, **about(sprites)})
     else:
-        say(console(), f"{count(number)} sprites, a row for each of {len(shown.classes)} classes: {out}")
+        say(console(), f"{count(number)} sprites, a row for each of {len(sprites.classes)} classes: {out}")
 
 
 @app.command("import", cls=Verb)
@@ -121,17 +117,12 @@ def import_(
       hotloop sprites import my-art/              [dim]classes are the subfolders[/dim]
       hotloop sprites import sheet.png --tile 16x16 --spacing 1
     """
-    from hotloop.apps.sprites.importing import import_folder, import_sheet
+    from hotloop.apps.sprites.importing import import_art
 
     size = tile_of(tile)
-    if not source.exists():
-        raise BadArgument(f"there is no {printable(str(source))}", fix="give a folder of images, or one sprite sheet")
     must_be_writable(out, source, suffix=".safetensors")
-    if source.is_dir():
-        with counting("reading") as progress:
-            result = import_folder(source, tile=size, margin=margin, spacing=spacing, progress=progress)
-    else:
-        result = import_sheet(source, size or (16, 16), margin, spacing)
+    with counting("reading") as progress:
+        result = import_art(source, tile=size, margin=margin, spacing=spacing, progress=progress)
     result.sprites.save(out)
     if as_json:
         skipped = [vars(each) for each in result.skipped]
@@ -141,41 +132,6 @@ def import_(
     for line in result.summary:
         say(words, line)
     say(words, f"Written: {out}. Look at it: `hotloop sprites preview {shlex.quote(str(out))}`")
-
-
-@app.command(cls=Verb)
-def info(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A set of sprites.")], as_json: Json = False
-) -> None:
-    """Describe a set: classes, counts, colours, source."""
-    from hotloop.apps.sprites.dataset import SpriteSet
-
-    told = about(SpriteSet.load(data))
-    if as_json:
-        print_json(told)
-        return
-    words = console()
-    say(
-        words,
-        f"{data}: {count(told['sprites'])} sprites in {told['colours']} colours, {told['source'] or 'source unknown'}",
-    )
-    for name, number in told["classes"].items():
-        say(words, f"{name:<12} {count(number):>9}", indent="  ")
-
-
-def must_fit_disk(out: Path, number: int) -> None:
-    """Refuse more sprites than the disk has room for, before they are made."""
-    import shutil
-
-    from hotloop.apps.sprites.making import EACH
-    from hotloop.printing.text import size
-
-    free = shutil.disk_usage(out.parent).free
-    if number * EACH > free:
-        raise OutputError(
-            f"{plural(number, 'sprite')} take {size(number * EACH)} on disk, and {size(free)} are free",
-            fix=f"ask for at most {free // EACH:,}, or choose a place on another disk for --out",
-        )
 
 
 def about(sprites: "SpriteSet") -> dict[str, Any]:
@@ -189,26 +145,14 @@ def about(sprites: "SpriteSet") -> dict[str, Any]:
     }
 
 
-def rows_of(sprites: "SpriteSet", columns: int) -> "SpriteSet":
-    """The first few of each class, class after class; a class with fewer is filled up by going round."""
-    import torch
-
-    rows = []
-    for label in range(len(sprites.classes)):
-        own = (sprites.labels == label).nonzero().flatten()
-        if len(own):
-            rows.append(own[torch.arange(columns) % len(own)])
-    return sprites[torch.cat(rows)]
-
-
 def tile_of(text: str | None) -> tuple[int, int] | None:
     """`16x16` as numbers."""
     if text is None:
         return None
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdecimal() and len(part) < 10 and int(part) for part in parts):
+    found = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text.lower())
+    if found is None:
         raise BadArgument(f"--tile {text!r}", fix="give width and height in pixels, as 16x16")
-    return int(parts[0]), int(parts[1])
+    return int(found[1]), int(found[2])
 
 
 app.add_typer(networks)  # the verbs of networks stand after those of sets

@@ -1,26 +1,14 @@
-"""A made-up machine, to see the view where there is no GPU, to test it, and to make its picture for the docs.
+"""A made-up machine, to see the view where there is no GPU, and to test it."""
 
-`python -m hotloop.apps.top.example docs/pictures/top.svg` draws the picture again.
-"""
-
-import io
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 
-from rich.console import Console
-
-from hotloop.apps.top.advice import Advice
-from hotloop.apps.top.history import History
-from hotloop.apps.top.view import screen
-from hotloop.apps.top.view_options import ViewOptions
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 
 GIB = 2**30
-FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 NOTE = "Made-up readings of a machine that does not exist."
 DEMO = "DEMO: made-up readings"  # in place of the machine's name, which every view and every sample has
 PROCESSES = (
@@ -29,47 +17,28 @@ PROCESSES = (
     ("user", "python -m torch.distributed.run finetune.py", 1.9, 98.0, 740),
     ("root", "/usr/lib/xorg/Xorg :0", 0.2, 1.0, 12 * 86400),
 )
-HELD = Advice(
-    rule="idle-memory",
-    gpu=0,
-    words="4.1 GiB of GPU 0 is held by python3 (PID 20417 of guest, idle for 12 min)",
-    fix="if nobody needs it, end it (`kill 20417`); of a notebook, shut the kernel down",
-)
 
 
 def machine(gpus: int = 1, *, start: float | None = None, name: str = "workstation") -> Callable[[], Reading]:
     """A source of readings; with a given start, each is a second after the one before, and they are always the same."""
-    counted = iter(range(sys.maxsize))
+    counted, begun = iter(range(sys.maxsize)), time.time() if start is None else start
 
     def read() -> Reading:
-        second = next(counted)
-        now = time.time() if start is None else start + second
-        return Reading(
-            time=now,
-            host=_host(second, name),
-            gpus=tuple(_gpu(index, second, now) for index in range(gpus)),
-            driver="580.95.05",
-            notes=(NOTE,),
-        )
+        reading = reading_at(next(counted), begun, gpus, name)
+        return reading if start is not None else replace(reading, time=time.time())
 
     return read
 
 
-def picture(width: int = 100, height: int = 24) -> str:
-    """The screen after a minute of training, as SVG."""
-    history, read = History(60), machine(start=time.mktime((2026, 3, 14, 15, 9, 0, 0, 0, -1)))
-    for reading in (read() for _ in range(61)):
-        history.add(reading)
-    console = Console(record=True, width=width, height=height, file=io.StringIO(), color_system="truecolor")
-    for line in screen(reading, history, (HELD,), width=width, height=height, options=ViewOptions(me="user")):
-        console.print(line, no_wrap=True, crop=True)
-    drawn = console.export_svg(title="hotloop top", unique_id="top")
-    return FONT.sub("", drawn)  # whoever looks at it asks no server for a font
+def reading_at(second: int, begun: float, gpus: int, name: str) -> Reading:
+    """What the machine does in one second, which is the same whenever asked for."""
+    seen = tuple(_gpu(index, second, begun) for index in range(gpus))
+    return Reading(begun + second, _host(second, name), seen, "580.95.05", (NOTE,))
 
 
-def _gpu(index: int, second: int, now: float) -> Gpu:
+def _gpu(index: int, second: int, begun: float) -> Gpu:
     busy = max(0.0, min(100.0, 91 + 7 * _wave(second, 9 + index) - (55 if second % 31 in (4, 5, 6) else 0)))
-    processes = tuple(_processes(index, now))
+    processes = tuple(_processes(index, begun))
     used = sum(process.memory or 0 for process in processes) + GIB // 2
     watts = 180 + 5.2 * busy
     return Gpu(
@@ -95,7 +64,7 @@ def _gpu(index: int, second: int, now: float) -> Gpu:
     )
 
 
-def _processes(index: int, now: float) -> Iterator[Process]:
+def _processes(index: int, begun: float) -> Iterator[Process]:
     for number, (user, command, held, cpu, lasted) in enumerate(PROCESSES[index % 2 :: 1 if index == 0 else 2]):
         yield Process(
             pid=(20416, 20417, 31180, 1204)[number] + 100 * index,
@@ -105,7 +74,7 @@ def _processes(index: int, now: float) -> Iterator[Process]:
             command=command,
             user=user,
             cpu=cpu,
-            started=now - lasted,
+            started=begun - lasted,
         )
 
 
@@ -126,7 +95,3 @@ def _host(second: int, name: str) -> Host:
 
 def _wave(second: int, period: float) -> float:
     return math.sin(2 * math.pi * second / period)
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(picture(), encoding="utf-8")

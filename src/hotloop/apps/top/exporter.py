@@ -1,75 +1,55 @@
 """A reading for Prometheus, with the names, units and labels of NVIDIA's DCGM exporter where it has them."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric, UnknownMetricFamily
 from prometheus_client.registry import Collector
 
 from hotloop.apps.top.feed import HardwareSample
-from hotloop.monitor.reading import Gpu, Host
+from hotloop.monitor.reading import Gpu
 from hotloop.printing.text import printable
 
 # Every name here is of the oldest kind, so the oldest version of the format is right and every Prometheus reads it.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("gpu", "UUID", "modelName", "Hostname")
 
-# Name, what it is, the value. Three of them only grow, but prometheus-client would add _total to the name of a counter.
-OF_GPU: tuple[tuple[str, str, Callable[[Gpu], float | None]], ...] = (
-    ("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).", lambda gpu: gpu.utilisation),
-    ("DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB).", lambda gpu: _mebibytes(gpu.memory_used)),
-    ("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", lambda gpu: _mebibytes(gpu.memory_free)),
-    ("DCGM_FI_DEV_FB_TOTAL", "Framebuffer memory in all (in MiB).", lambda gpu: _mebibytes(gpu.memory_total)),
-    ("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", lambda gpu: gpu.temperature),
-    ("DCGM_FI_DEV_FAN_SPEED", "Fan speed (in %).", lambda gpu: gpu.fan),
-    ("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", lambda gpu: gpu.power),
-    ("DCGM_FI_DEV_POWER_MGMT_LIMIT", "Power limit (in W).", lambda gpu: gpu.power_limit),
-    ("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).", lambda gpu: gpu.clock),
-    ("DCGM_FI_DEV_MAX_SM_CLOCK", "Highest SM clock frequency (in MHz).", lambda gpu: gpu.clock_most),
-    ("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", lambda gpu: gpu.memory_clock),
-    ("DCGM_FI_DEV_MAX_MEM_CLOCK", "Highest memory clock frequency (in MHz).", lambda gpu: gpu.memory_clock_most),
-    ("DCGM_FI_PROF_PCIE_TX_BYTES", "Sent by the GPU over PCIe (in bytes per second).", lambda gpu: gpu.sent),
-    ("DCGM_FI_PROF_PCIE_RX_BYTES", "Received by the GPU over PCIe (in bytes per second).", lambda gpu: gpu.received),
-    ("hotloop_gpu_readable", "1 where the GPU can be read, 0 where it fails.", lambda gpu: float(gpu.error is None)),
-    (
-        "hotloop_gpu_processes",
-        "Processes that hold memory of the GPU.",
-        lambda gpu: None if gpu.processes is None else len(gpu.processes),
-    ),
-    (
-        "hotloop_gpu_throttled",
-        "1 where something holds the clocks down.",
-        lambda gpu: None if gpu.throttled is None else float(bool(gpu.throttled)),
-    ),
+# Name, what it is, the field of the reading, and what that is multiplied with to be in the unit of the metric.
+OF_GPU = (
+    ("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).", "utilisation", 1.0),
+    ("DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB).", "memory_used", 2**-20),
+    ("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", "memory_free", 2**-20),
+    ("DCGM_FI_DEV_FB_TOTAL", "Framebuffer memory in all (in MiB).", "memory_total", 2**-20),
+    ("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", "temperature", 1.0),
+    ("DCGM_FI_DEV_FAN_SPEED", "Fan speed (in %).", "fan", 1.0),
+    ("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", "power", 1.0),
+    ("DCGM_FI_DEV_POWER_MGMT_LIMIT", "Power limit (in W).", "power_limit", 1.0),
+    ("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).", "clock", 1.0),
+    ("DCGM_FI_DEV_MAX_SM_CLOCK", "Highest SM clock frequency (in MHz).", "clock_most", 1.0),
+    ("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", "memory_clock", 1.0),
+    ("DCGM_FI_DEV_MAX_MEM_CLOCK", "Highest memory clock frequency (in MHz).", "memory_clock_most", 1.0),
+    ("DCGM_FI_PROF_PCIE_TX_BYTES", "Sent by the GPU over PCIe (in bytes per second).", "sent", 1.0),
+    ("DCGM_FI_PROF_PCIE_RX_BYTES", "Received by the GPU over PCIe (in bytes per second).", "received", 1.0),
+    ("hotloop_gpu_readable", "1 where the GPU can be read, 0 where it fails.", "error", 1.0),
+    ("hotloop_gpu_processes", "Processes that hold memory of the GPU.", "processes", 1.0),
+    ("hotloop_gpu_throttled", "1 where something holds the clocks down.", "throttled", 1.0),
 )
-GROWING: tuple[tuple[str, str, Callable[[Gpu], float | None]], ...] = (
-    (
-        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
-        "Energy since the driver was loaded (in mJ).",
-        lambda gpu: None if gpu.energy is None else gpu.energy * 1000,
-    ),
-    (
-        "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
-        "Corrected memory errors since the driver was loaded.",
-        lambda gpu: gpu.ecc_corrected,
-    ),
-    (
-        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
-        "Uncorrected memory errors since the driver was loaded.",
-        lambda gpu: gpu.ecc_uncorrected,
-    ),
+GROWING = (  # only; but prometheus-client would add _total to the name of a counter
+    ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy since the driver was loaded (in mJ).", "energy", 1000.0),
+    ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "Corrected memory errors since the driver was loaded.", "ecc_corrected", 1.0),
+    ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "Uncorrected memory errors since the driver was loaded.", "ecc_uncorrected", 1.0),
 )
-OF_HOST: tuple[tuple[str, str, Callable[[Host], float | None]], ...] = (
-    ("hotloop_host_cpu_percent", "Use of all cores together (in %).", lambda host: host.cpu),
-    ("hotloop_host_cores", "Cores of the host.", lambda host: host.cores),
-    ("hotloop_host_memory_used_bytes", "Memory in use.", lambda host: host.memory_used),
-    ("hotloop_host_memory_total_bytes", "Memory in all.", lambda host: host.memory_total),
-    ("hotloop_host_swap_used_bytes", "Swap in use.", lambda host: host.swap_used),
-    ("hotloop_host_disk_read_bytes_per_second", "Read from disks.", lambda host: host.disk_read),
-    ("hotloop_host_disk_written_bytes_per_second", "Written to disks.", lambda host: host.disk_written),
-    ("hotloop_host_net_received_bytes_per_second", "Received from networks.", lambda host: host.net_received),
-    ("hotloop_host_net_sent_bytes_per_second", "Sent to networks.", lambda host: host.net_sent),
+OF_HOST = (
+    ("hotloop_host_cpu_percent", "Use of all cores together (in %).", "cpu"),
+    ("hotloop_host_cores", "Cores of the host.", "cores"),
+    ("hotloop_host_memory_used_bytes", "Memory in use.", "memory_used"),
+    ("hotloop_host_memory_total_bytes", "Memory in all.", "memory_total"),
+    ("hotloop_host_swap_used_bytes", "Swap in use.", "swap_used"),
+    ("hotloop_host_disk_read_bytes_per_second", "Read from disks.", "disk_read"),
+    ("hotloop_host_disk_written_bytes_per_second", "Written to disks.", "disk_written"),
+    ("hotloop_host_net_received_bytes_per_second", "Received from networks.", "net_received"),
+    ("hotloop_host_net_sent_bytes_per_second", "Sent to networks.", "net_sent"),
 )
 
 
@@ -96,10 +76,10 @@ def families(sample: HardwareSample | None) -> Iterator[Metric]:
     host = printable(reading.host.name or "")
     known = [(gpu, (str(gpu.index), printable(gpu.uuid or ""), printable(gpu.name), host)) for gpu in reading.gpus]
     for kind, rows in ((GaugeMetricFamily, OF_GPU), (UnknownMetricFamily, GROWING)):
-        for name, words, value in rows:
+        for name, words, field, unit in rows:
             family = kind(name, words, labels=LABELS)
             for gpu, labels in known:
-                _add(family, labels, value(gpu))
+                _add(family, labels, _number(gpu, field, unit))
             yield family
     reasons = GaugeMetricFamily(
         "hotloop_gpu_throttle_reason", "What holds the clocks down.", labels=(*LABELS, "reason")
@@ -108,9 +88,9 @@ def families(sample: HardwareSample | None) -> Iterator[Metric]:
         for reason in dict.fromkeys(map(printable, gpu.throttled or ())):
             _add(reasons, (*labels, reason), 1)
     yield reasons
-    for name, words, of_host in OF_HOST:
+    for name, words, field in OF_HOST:
         family = GaugeMetricFamily(name, words, labels=("Hostname",))
-        _add(family, (host,), of_host(reading.host))
+        _add(family, (host,), getattr(reading.host, field))
         yield family
     advice = GaugeMetricFamily("hotloop_advice", "Pieces of advice by rule.", labels=("rule", "gpu", "Hostname"))
     given = [(printable(piece.rule), "" if piece.gpu is None else str(piece.gpu), host) for piece in sample.advice]
@@ -127,5 +107,11 @@ def _add(family: GaugeMetricFamily | UnknownMetricFamily, labels: tuple[str, ...
         family.add_metric(labels, value)
 
 
-def _mebibytes(size: float | None) -> float | None:
-    return None if size is None else size / 2**20
+def _number(gpu: Gpu, field: str, unit: float) -> float | None:
+    """A number of a GPU: how many processes, whether there is no error, whether anything holds it back."""
+    value = getattr(gpu, field)
+    if field == "error":
+        return float(value is None)
+    if field == "processes" and value is not None:
+        return len(value)
+    return None if value is None else unit * (bool(value) if field == "throttled" else value)

@@ -5,6 +5,7 @@ import json
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 from hotloop.apps.top.advice import Advice, Advisor
-from hotloop.apps.top.history import History
 from hotloop.files.whole import finite
 from hotloop.monitor.reading import Reading
 from hotloop.printing.text import printable
@@ -20,6 +20,7 @@ from hotloop.records import Record
 
 HOUR = 3600.0
 FINEST = 2.0  # seconds between two points of the history: 1,800 of them are an hour, more than a plot has pixels
+SLACK = 0.9  # a sample that comes this share of the distance after the one before is a new point: timers are not exact
 LONGEST_SHOWN = 500  # characters of a string that is shown; a command line can have a hundred thousand
 OF_GPU = ("utilisation", "memory_used", "power", "temperature")
 OF_HOST = ("cpu", "memory_used")
@@ -47,27 +48,22 @@ class Feed:
     the one it has; one that was slow gets the latest, and what it missed was never kept for it.
     """
 
-    def __init__(
-        self, read: Callable[[], Reading], *, every: float = 1.0, advisor: Advisor | None = None, seconds: float = HOUR
-    ) -> None:
+    def __init__(self, read: Callable[[], Reading], *, every: float = 1.0, advisor: Advisor | None = None) -> None:
         self.every = every
         self.latest: HardwareSample | None = None
         self.closed = False
         self._read = read
         self._advisor = advisor or Advisor()
-        self._history = History(seconds, max(every, FINEST))
+        self._width = max(every, FINEST)
+        self._points: deque[tuple[float, dict[str, float | None]]] = deque()
         self._fresh = asyncio.Event()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._hour: tuple[int, dict[str, Any]] = (0, _lists(self._history, None))
 
     def start(self) -> None:
         """Begin to read, in a thread of its own. Called inside the event loop."""
         # A daemon: a driver that hangs in a call must not keep the program from ending.
-        self._thread = threading.Thread(
-            target=self._work, args=(asyncio.get_running_loop(),), name="hotloop top", daemon=True
-        )
-        self._thread.start()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._work, args=(loop,), name="hotloop top", daemon=True).start()
 
     def close(self) -> None:
         """Read no more, and send all listeners home."""
@@ -79,7 +75,7 @@ class Feed:
         """Make a sample the latest. Without a reading, the last one stays, beside the trouble."""
         before = self.latest
         if reading is not None:
-            self._history.add(reading)
+            self._remember(reading)
         elif before is not None:
             reading, advice = before.reading, before.advice
         self.latest = HardwareSample(1 if before is None else before.number + 1, reading, advice, trouble)
@@ -94,11 +90,26 @@ class Feed:
                     await self._fresh.wait()
         return self.latest if self.latest is not None and self.latest.number > number else None
 
+    def _remember(self, reading: Reading) -> None:
+        points = self._points
+        if points and reading.time < points[-1][0]:
+            points.clear()  # the clock was set back
+        if not points or reading.time - points[-1][0] >= self._width * SLACK:
+            numbers = {f"host.{field}": getattr(reading.host, field) for field in OF_HOST}
+            for gpu in reading.gpus:
+                numbers |= {f"gpu{gpu.index}.{field}": getattr(gpu, field) for field in OF_GPU}
+            points.append((reading.time, numbers))
+        while points[0][0] < reading.time - HOUR:
+            points.popleft()
+
     def hour(self) -> dict[str, Any]:
         """The last hour as lists of equal length, one for each number that is plotted."""
-        if self.latest is not None and self._hour[0] != self.latest.number:
-            self._hour = (self.latest.number, _lists(self._history, self.latest.reading))
-        return self._hour[1]
+        names = self._points[-1][1] if self._points else ()
+        return {
+            "width": self._width,
+            "times": [_short(when) for when, _ in self._points],
+            "values": {name: [_short(numbers.get(name)) for _, numbers in self._points] for name in names},
+        }
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         due = time.monotonic()
@@ -130,20 +141,6 @@ def shown(value: Any) -> Any:
     return finite(value)
 
 
-def _lists(history: History, reading: Reading | None) -> dict[str, Any]:
-    series = {f"host.{field}": history.host(field) for field in OF_HOST}
-    for gpu in reading.gpus if reading is not None else ():
-        series |= {f"gpu{gpu.index}.{field}": history.gpu(gpu.index, field) for field in OF_GPU}
-    return {
-        "width": history.every,
-        "times": [_short(when) for when in history.times],
-        "values": {name: [_short(value) for value in values] for name, values in series.items()},
-    }
-
-
 def _short(value: float | None) -> float | None:
     """With no digits that a plot cannot show."""
-    if value is None or not math.isfinite(value):
-        return None
-    rounded = round(value, 1)
-    return int(rounded) if rounded.is_integer() else rounded
+    return None if value is None or not math.isfinite(value) else round(value, 1)

@@ -1,143 +1,81 @@
-"""The loop behind the live view: sample, draw, and do what keys and signals ask for."""
+"""What `hotloop top` prints: a screen that is drawn again, text below text, or lines of JSON."""
 
-import os
+import io
+import json
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TextIO
+from types import FrameType
+from typing import Any
 
-from rich.console import Console, ConsoleDimensions, Group
-from rich.control import Control
-from rich.screen import Screen
+import psutil
+from rich.console import Console
+from rich.live import Live
 
-from hotloop.apps.top.advice import Advice
-from hotloop.apps.top.cells import in_encoding
-from hotloop.apps.top.history import History
-from hotloop.apps.top.keys import ENDINGS, RESIZE, SUSPEND, TERMINATE, Keys
+from hotloop.apps.top.advice import Advice, Advisor
 from hotloop.apps.top.view import screen
-from hotloop.apps.top.view_options import ViewOptions, press
+from hotloop.files.whole import finite
 from hotloop.monitor.reading import Reading
 
-MINUTE = 60.0
-DONE, QUIT = "done", "quit"
-SOON = 0.5  # seconds from the first sample to the second: rates are known from then on
-NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"  # terminals differ in how wide they draw rare characters; no line may break
-TERMINATED = 128 + signal.SIGTERM  # the exit code after SIGTERM, as shells report it
+SOON = 0.5  # seconds between the look that begins the rates and the first sample
 
-Read = Callable[[], Reading]
-Advise = Callable[[Reading], Sequence[Advice]]
-Keep = Callable[[Reading, Sequence[Advice]], None]
+Samples = Iterator[tuple[Reading, Sequence[Advice]]]
 
 
-def run(
-    read: Read,
-    advise: Advise,
-    *,
-    every: float = 1.0,
-    count: int | None = None,
-    keep: Keep | None = None,
-    options: ViewOptions = ViewOptions(),  # noqa: B008  # frozen
-    console: Console | None = None,
-    stdin: TextIO | None = None,
-) -> None:
-    """Show readings until the person quits, or for so many samples; the terminal is left as it was."""
-    view = _View(read, advise, every, count, keep, options, console or Console(force_terminal=True, highlight=False))
-    keyboard = sys.stdin if stdin is None else stdin
-    while (ending := view.show(keyboard)) == SUSPEND:
-        os.kill(os.getpid(), signal.SIGTSTP)  # stops here, with a restored terminal, until the shell goes on with it
-    if ending == TERMINATE:
-        raise SystemExit(TERMINATED)
+def samples(read: Callable[[], Reading], every: float, *, once: bool) -> Samples:
+    """Readings at even distances with their advice, without end or one; the first one knows its rates already."""
+    read()
+    time.sleep(min(SOON, every))
+    advisor, due = Advisor(), time.monotonic()
+    while True:
+        reading = read()
+        yield reading, advisor.see(reading)
+        if once:
+            return
+        due = max(due + every, time.monotonic())  # what was missed is not made up for
+        time.sleep(max(0.0, due - time.monotonic()))
 
 
-class _View:
-    """What is on the screen, and what will be."""
-
-    def __init__(
-        self,
-        read: Read,
-        advise: Advise,
-        every: float,
-        count: int | None,
-        keep: Keep | None,
-        options: ViewOptions,
-        console: Console,
-    ) -> None:
-        self.read, self.advise, self.keep = read, advise, keep
-        self.every = every
-        self.left = count
-        self.options = options
-        self.console = console
-        self.history = History(max(MINUTE, 20 * every), every)
-        self.reading: Reading | None = None
-        self.advice: Sequence[Advice] = ()
-
-    def show(self, stdin: TextIO | None) -> str:
-        """Sample and draw until something ends it: the name of that."""
-        due = time.monotonic()
-        with Keys(stdin) as keys, _whole_screen(self.console):
-            self.options = replace(self.options, keys=keys.heard)
-            while True:
-                if time.monotonic() >= due:
-                    if self.left == 0:
-                        return DONE
-                    first = self.reading is None
-                    self.sample()
-                    due = max(due + (min(SOON, self.every) if first else self.every), time.monotonic())
-                self.draw()
-                event = keys.wait(due - time.monotonic())
-                while event is not None:  # all that were pressed meanwhile, before the next look at the hardware
-                    if event == SUSPEND or event in ENDINGS:
-                        return event
-                    if event != RESIZE and not self.press(event):
-                        return QUIT
-                    event = keys.wait(0)
-
-    def sample(self) -> None:
-        """Look at the hardware once more."""
-        self.reading = self.read()
-        self.history.add(self.reading)
-        self.advice = self.advise(self.reading)
-        if self.keep is not None:
-            self.keep(self.reading, self.advice)
-        if self.left is not None:
-            self.left -= 1
-
-    def press(self, key: str) -> bool:
-        """Do what a key asks for; False where that is to quit."""
-        changed = press(self.options, key)
-        if changed is not None:
-            most = 0 if self.reading is None else sum(len(gpu.processes or ()) for gpu in self.reading.gpus)
-            self.options = replace(changed, skipped=min(changed.skipped, most))
-        return changed is not None
-
-    def draw(self) -> None:
-        """Put everything on the screen, in one piece and for the size that it has now."""
-        assert self.reading is not None
-        width, height = self.console.size = _size(self.console)
-        lines = screen(self.reading, self.history, self.advice, width=width, height=height, options=self.options)
-        with self.console:  # one write, so that nothing flickers
-            self.console.control(Control.home())
-            self.console.print(Screen(Group(*in_encoding(lines, self.console.encoding))), end="")
+def show(taken: Samples, *, once: bool) -> None:
+    """Draw them again and again in a terminal; below one another in a pipe, or where one sample is all."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 is shown what it has
+    console, me = Console(highlight=False), _me()
+    if once or not sys.stdout.isatty() or console.is_dumb_terminal:
+        for number, (reading, advice) in enumerate(taken):
+            if number:
+                console.print()
+            console.print(screen(reading, advice, me))
+            sys.stdout.flush()
+        return
+    signal.signal(signal.SIGTERM, _end)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for reading, advice in taken:
+            live.update(screen(reading, advice, me), refresh=True)
 
 
-@contextmanager
-def _whole_screen(console: Console) -> Iterator[None]:
-    """The terminal's other screen, without a cursor and without breaking lines."""
-    with console.screen():
-        console.file.write(NO_WRAP)
-        try:
-            yield
-        finally:
-            console.file.write(WRAP)
-
-
-def _size(console: Console) -> ConsoleDimensions:
-    """What the terminal says now; rich would prefer what COLUMNS said when the program began."""
+def _me() -> str | None:
+    """The user, as processes are told by."""
     try:
-        width, height = os.get_terminal_size(console.file.fileno())
-    except (OSError, ValueError):
-        width = height = 0
-    return ConsoleDimensions(width or 80, height or 24)
+        return psutil.Process().username()
+    except (psutil.Error, OSError, KeyError):  # as in a container whose user has no name
+        return None
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """After SIGTERM, the terminal is restored on the way out."""
+    sys.exit(128 + number)
+
+
+def write_lines(taken: Samples) -> None:
+    """A line of JSON for each, as programs read it from a pipe."""
+    for reading, advice in taken:
+        line = json.dumps(as_data(reading, advice), allow_nan=False, separators=(",", ":"))
+        print(line, flush=True)
+
+
+def as_data(reading: Reading, advice: Sequence[Advice]) -> dict[str, Any]:
+    """A reading and its advice as JSON can hold them."""
+    data: dict[str, Any] = finite({**reading.to_json(), "advice": [each.to_json() for each in advice]})
+    return data

@@ -1,31 +1,23 @@
-"""The runs on several ranks that this person has going: read from the files that their ranks write, and as lines."""
+"""The runs on several ranks that this person has going: read from the files that their ranks write."""
 
 import json
-import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
-from hotloop.apps.top.bars import rule
-from hotloop.apps.top.cells import UNKNOWN, age, cropped, known, left, number, percent, right, tame
+from hotloop.apps.top.cells import tame
 from hotloop.files.cache import cache_folder, why_foreign
 from hotloop.monitor.reading import Reading
-from hotloop.printing.text import duration, plural
+from hotloop.printing.text import duration
 from hotloop.records import RankPace, Record, Report
 
 FOLDER = "ranks"  # where ranks write (hotloop.training.rank_file)
 FILES, BYTES = 64, 2**17  # that are read, the newest first
-LONGEST_WORDS = 200  # characters of a foreign string
 STALE, OLD = 60.0, 86400.0  # seconds after which a file is of a run that was killed, and after which it is removed
-SILENT = 10.0  # seconds after which it is told how old a word is; ranks say one every two
-NARROW, NARROWER = 70, 50  # terminals that have no room for the device, and for the step
-BADGE = "bold black on yellow"
 
 _straggler: Callable[[Any], RankPace | None] = Report.straggler.fget  # type: ignore[attr-defined]  # the report's rule
 
@@ -103,45 +95,34 @@ def runs_in(folder: Path) -> tuple[RankRun, ...]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """The files that runs have written of late."""
+    """The files that runs have written of late: neither links nor pipes, and none that another person could write."""
     times = {}
     with suppress(OSError):
         for path in folder.iterdir():
             with suppress(OSError):
-                if path.suffix == ".json":
-                    times[path] = path.stat(follow_symlinks=False).st_mtime
+                found = path.lstat()
+                is_ours = stat.S_ISREG(found.st_mode) and why_foreign(path) is None
+                if path.suffix == ".json" and is_ours and found.st_size <= BYTES:
+                    times[path] = found.st_mtime
     now = time.time()
     for path, then in times.items():
-        with suppress(OSError):
-            if now - then > OLD and why_foreign(path) is None:
+        if now - then > OLD:
+            with suppress(OSError):
                 path.unlink()
-    fresh = [path for path, then in times.items() if abs(now - then) < STALE and why_foreign(path) is None]
+    fresh = [path for path, then in times.items() if abs(now - then) < STALE]
     return sorted(fresh, key=lambda path: -times[path])[:FILES]
 
 
 def _read(path: Path) -> RankRun | None:
     """What a file holds; None where it is not what a run writes."""
     try:
-        # Neither a link nor a pipe, which would have to be waited for.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            data = file.read(BYTES + 1)
-        if len(data) > BYTES:
-            return None
-        plain = json.loads(data)
+        plain = json.loads(path.read_bytes())
         run = RankRun.from_json({**plain, "by_rank": [_state(each) for each in plain["words"]], "straggler": None})
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     seen = {each.rank for each in run.by_rank}
     good = run.is_sound() and len(seen) == len(run.by_rank) > 0 and min(seen) >= 0 and max(seen) < run.ranks < 2**20
-    texts = [
-        run.run,
-        run.program,
-        *(t for each in run.by_rank for t in (each.host, each.device, each.line)),
-    ]
-    return run if good and max(map(len, texts)) <= LONGEST_WORDS else None
+    return run if good else None
 
 
 def _state(word: dict[str, Any]) -> dict[str, Any]:
@@ -149,64 +130,3 @@ def _state(word: dict[str, Any]) -> dict[str, Any]:
     own, waited = word.get("own"), word.get("waited")
     share = None if own is None or waited is None or own + waited <= 0 else 100 * waited / (own + waited)
     return {**word, "waiting": share}
-
-
-def table(reading: Reading, width: int, lines: int | None) -> list[Text]:
-    """The ranks of all runs, in at most so many lines; nothing where there are none."""
-    runs = reading.runs if isinstance(reading, TopReading) else ()
-    drawn: list[Text] = []
-    for place, run in enumerate(runs):
-        room = None if lines is None else (lines - len(drawn)) // (len(runs) - place)
-        drawn += _block(run, reading.time, width, room)
-    return drawn
-
-
-def _block(run: RankRun, now: float, width: int, room: int | None) -> list[Text]:
-    """A run: for whom the others wait, and its ranks, that one first."""
-    name = f"{plural(run.ranks, 'rank')} of {tame(run.program)}"
-    head = rule(name, width, f"{number(run.items_per_second)} items/s" if known(run.items_per_second) else "")
-    told = [cropped(Text.assemble((" ! ", BADGE), " ", (run.words, "bold")), width)] if run.words else []
-    if room is not None and room < len(told) + 4:
-        return [head, *told][: max(room, 0)]
-    shown, unknown = list(run.by_rank), run.ranks - len(run.by_rank)
-    if room is not None and len(told) + 2 + len(shown) + (unknown > 0) > room:
-        shown = sorted(shown, key=lambda each: each.rank != run.straggler)[: room - len(told) - 3]
-    lines = [head, *told, *_rows(run, shown, now, width)]
-    if missing := run.ranks - len(shown):
-        lines.append(cropped(Text(f"  … and {plural(missing, 'more rank')}", style="dim"), width))
-    return lines
-
-
-def _rows(run: RankRun, ranks: Sequence[RankState], now: float, width: int) -> Iterator[Text]:
-    """The titles, and a line for each rank."""
-    hosts = min(max(len(tame(each.host)) for each in run.by_rank), 16)
-    columns: list[tuple[str, int, Callable[[str, int], str], Callable[[RankState], str]]] = [
-        ("rank", max(4, len(str(run.ranks))), right, lambda each: str(each.rank)),
-        ("host", max(4, hosts), left, lambda each: tame(each.host)),
-    ]
-    if width >= NARROW:
-        columns.append(("device", 6, left, lambda each: tame(each.device)))
-    if width >= NARROWER:
-        columns.append(("step", 8, right, lambda each: number(each.step)))
-    columns += [
-        ("items/s", 9, right, lambda each: _rate(each.items_per_second)),
-        ("waits", 5, right, lambda each: percent(each.waiting)),
-    ]
-    taken = 2 + sum(cells + 1 for _, cells, _, _ in columns)
-    columns.append(("line", max(width - taken, 0), left, lambda each: _where(each, now)))
-    titles = " ".join(put(title, cells) for title, cells, put, _ in columns)
-    yield cropped(Text("  " + titles, style="dim"), width)
-    for each in ranks:
-        is_slow = each.rank == run.straggler
-        line = " ".join(put(say(each), cells) for _, cells, put, say in columns)
-        yield cropped(Text(f"{'!' if is_slow else ' '} {line}", style="bold yellow" if is_slow else ""), width)
-
-
-def _where(each: RankState, now: float) -> str:
-    silent = now - each.time
-    return f"silent for {age(silent)}" if silent > SILENT else tame(each.line)
-
-
-def _rate(value: float | None) -> str:
-    rate = known(value)
-    return UNKNOWN if rate is None else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"

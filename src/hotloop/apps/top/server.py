@@ -4,8 +4,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
@@ -13,7 +12,6 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from hotloop.apps.top.access import Gate
-from hotloop.apps.top.door import Door
 from hotloop.apps.top.exporter import CONTENT_TYPE, metrics
 from hotloop.apps.top.feed import Feed
 from hotloop.files.whole import finite
@@ -55,10 +53,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(feed: Feed, gate: Gate, *, listeners: int = LISTENERS, heartbeat: float = HEARTBEAT) -> web.Application:
-    """The routes of the page behind the gate, all of them GET alone."""
+    """The routes of the page behind the gate, all of them GET alone; the feed reads while they are served."""
     routes = _Site(feed, listeners, heartbeat).routes
     app = web.Application(middlewares=[_guard(gate, set(routes))])
     app.on_response_prepare.append(_headers)
+
+    async def begin(_: web.Application) -> None:
+        feed.start()
+
+    async def end(_: web.Application) -> None:
+        feed.close()
+
+    app.on_startup.append(begin)
+    app.on_shutdown.append(end)
     for path, handler in routes.items():
         app.router.add_get(path, handler, allow_head=False)
     return app
@@ -153,51 +160,16 @@ def _welcome(request: web.Request, gate: Gate) -> web.Response:
     return response
 
 
-@asynccontextmanager
-async def listening(app: web.Application, bound: socket.socket, door: Door | None = None) -> AsyncIterator[None]:
-    """Answer on a socket until the block ends, and write nothing that a stranger sent to the terminal."""
-    door = door or Door()
-    app.middlewares.insert(0, _through(door))
+def run(app: web.Application, listener: socket.socket, ready: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM; requests are logged nowhere, for a log would hold the token."""
+    web.run_app(app, sock=listener, print=ready, access_log=None, logger=quiet_log(), shutdown_timeout=1)
+
+
+def quiet_log() -> logging.Logger:
+    """A log for our own errors; what is wrong with a request is not among them."""
     logger = logging.Logger("hotloop.apps.top")  # of nobody else: no setting of the program at large is touched
-    logger.addFilter(_Once())
-    # No log of requests either: it would hold the token.
-    runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=1)
-    await runner.setup()
-    assert runner.server is not None
-    accepting = asyncio.create_task(door.open(bound, runner.server))
-    try:
-        yield
-    finally:
-        accepting.cancel()
-        await asyncio.wait([accepting])
-        await runner.cleanup()
-
-
-def _through(door: Door) -> Any:
-    """Tells the door who is being answered."""
-
-    @web.middleware
-    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        visit = door.visit(request.transport)
-        with nullcontext() if visit is None else visit.asks():
-            return await handler(request)
-
-    return middleware
-
-
-class _Once(logging.Filter):
-    """Lets an error of ours through the first time, and what is wrong with a request never: both can be asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._told: set[type[BaseException]] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is None or isinstance(error, HttpProcessingError) or type(error) in self._told:
-            return error is None
-        self._told.add(type(error))
-        return True
+    logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+    return logger
 
 
 async def _headers(_: web.Request, response: web.StreamResponse) -> None:

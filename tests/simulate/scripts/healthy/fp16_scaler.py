@@ -40,4 +40,5 @@ for x, y in zip(data.split(8), goal.split(8)):
     scaler.step(optimizer)  # <- scaler
     scaler.update()
 
+assert scaler.get_scale() == (65536.0 if half else 1.0)
 print("scale", scaler.get_scale(), "loss", loss.item())

@@ -60,12 +60,6 @@ class Script:
         source = self.sources.get(self.main)
         return {self.main: source.after_imports(code)} if source and imports(source, "torch") else {}
 
-    def before_loops(self, place: Location, code: str) -> list[Edit]:
-        """A line before the outermost loop around a place, in its function."""
-        source = self.source(place)
-        loops = [] if source is None else source.loops(place.line)
-        return source.before(loops[-1], code) if source and loops else []
-
     @property
     def training(self) -> list[SeenCall]:
         """Calls of models that are trained."""

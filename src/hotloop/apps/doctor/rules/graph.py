@@ -13,13 +13,9 @@ NO_GRAD = ("no_grad", "inference_mode", "set_grad_enabled")
 def anomaly_mode(script: Script) -> Iterator[Candidate]:
     for file, source in script.sources.items() if script.seen.has_anomaly_mode else ():
         for call in source.calls(None, "set_detect_anomaly", "detect_anomaly"):
-            edits: list[Edit] = []
-            if call.args and name_of(call.func) == "set_detect_anomaly":
-                edits = source.replaced(call.args[0], "False")
-            elif name_of(call.func) == "set_detect_anomaly":
-                edits = source.with_arguments(call, mode="False")
-            elif isinstance(call.func, ast.Attribute):
-                edits = source.replaced(call, f"{source.code(call.func.value)}.set_detect_anomaly(False)")
+            owner = f"{source.code(call.func.value)}." if isinstance(call.func, ast.Attribute) else ""
+            can = owner or name_of(call.func) == "set_detect_anomaly"  # the other needs an import
+            edits = source.replaced(call, f"{owner}set_detect_anomaly(False)") if can else []
             what = "anomaly detection checks every operation of the backward pass for NaN and keeps a stack for each"
             fix = "turn it on only to find a NaN"
             yield Candidate(Location(file, call.lineno), what, fix, edits)
@@ -87,37 +83,15 @@ def _evaluations(source: SourceText) -> Iterator[int]:
                 function = statement.value.func
                 if isinstance(function, ast.Attribute) and function.attr == "eval":
                     models.add(source.code(function.value))
-            if isinstance(statement, ast.For) and models and not mentions(statement, "backward", *NO_GRAD):
-                yield from _calls_of(models, statement, source)
-
-
-def _calls_of(models: set[str], loop: ast.For, source: SourceText) -> Iterator[int]:
-    lines = {node.lineno for node in ast.walk(loop) if isinstance(node, ast.Call) and source.code(node.func) in models}
-    yield from sorted(lines)[:1]
+            if isinstance(statement, ast.For) and not mentions(statement, "backward", *NO_GRAD):
+                calls = (each for each in ast.walk(statement) if isinstance(each, ast.Call))
+                yield from sorted(each.lineno for each in calls if source.code(each.func) in models)[:1]
 
 
 def _is_without_grad(source: SourceText, node: ast.AST) -> bool:
-    """Whether a block is under `torch.no_grad()`, directly, by its function or around a call of that."""
-    line = getattr(node, "lineno", 0)
-    around = [each for each, _ in source.around(line)] if line else []
-    for each in around:
-        decorators = getattr(each, "decorator_list", [])
-        headers = [item.context_expr for item in each.items] if isinstance(each, ast.With) else []
-        if any(mentions(part, *NO_GRAD) for part in (*decorators, *headers)):
-            return True
+    """Whether gradients are turned off around a block: by what it is in, or where its function is called."""
+    around = [each for each, _ in source.around(getattr(node, "lineno", 0))]
     functions = [each.name for each in around if isinstance(each, ast.FunctionDef)]
-    return any(
-        isinstance(each, ast.With)
-        and any(mentions(item.context_expr, *NO_GRAD) for item in each.items)
-        and mentions(each, *functions)
-        for each in ast.walk(source.tree)
-    ) or (bool(functions) and _is_turned_off_inside(around))
-
-
-def _is_turned_off_inside(around: list[ast.stmt]) -> bool:
-    """`torch.set_grad_enabled(False)` as a statement of a function."""
-    return any(
-        isinstance(statement, ast.Expr) and mentions(statement, "set_grad_enabled")
-        for each in around
-        for statement in getattr(each, "body", ())
-    )
+    blocks = (each for each in ast.walk(source.tree) if isinstance(each, ast.With))
+    without = (each for each in blocks if any(mentions(item.context_expr, *NO_GRAD) for item in each.items))
+    return any(mentions(each, *NO_GRAD) for each in around) or any(mentions(each, *functions) for each in without)

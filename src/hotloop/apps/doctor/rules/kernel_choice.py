@@ -16,10 +16,10 @@ def writes_zeros(script: Script) -> Iterator[Candidate]:
         if line.what != KEEPS_ZEROS or found is None:
             continue
         source, call = found
-        given = [each for each in call.keywords if each.arg == "set_to_none"] or call.args[:1]
-        edits = source.without_argument(call, given[0]) if given else []
+        given = [each.value for each in call.keywords if each.arg == "set_to_none"] or call.args[:1]
+        edits = source.replaced(given[0], "True") if given else []
         what = "every gradient is filled with zeros, and the next backward pass adds to them"
-        fix = "let them be freed, which is the default: zero_grad()"
+        fix = "let them be freed, which is the default: set_to_none=True"
         yield Candidate(line.place, what, fix, edits)
 
 
@@ -43,7 +43,8 @@ def convolutions_channels_first(script: Script) -> Iterator[Candidate]:
         if not call.convolutions or call.is_channels_last or not call.name or source is None:
             continue
         code = f"{call.name}.to(memory_format=torch.channels_last)"
-        edits = script.before_loops(call.place, code) if imports(source, "torch") else []
+        loops = source.loops(call.place.line)
+        edits = source.before(loops[-1], code) if loops and imports(source, "torch") else []
         what = f"{call.convolutions} convolutions read images channel by channel, and most kernels want pixel by pixel"
         fix = "keep weights and images in torch.channels_last; shapes and values stay the same"
         yield Candidate(call.place, what, fix, edits)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from hotloop.apps.doctor.edits import Edit, SourceText, name_of
 from hotloop.apps.doctor.rules.base import Candidate, Script, imports, mentions
-from hotloop.apps.doctor.seen import COPIES, SeenLoader
+from hotloop.apps.doctor.seen import COPIES, Location, SeenLoader
 from hotloop.printing.text import duration, plural
 
 NOTABLE = 0.1  # of a step
@@ -13,10 +13,9 @@ NOTABLE = 0.1  # of a step
 
 def waits_for_items(script: Script) -> Iterator[Candidate]:
     seen = script.seen
-    for loader in seen.loaders:
-        found = script.call_at(loader.made, "DataLoader")
+    for loader, made, source, call in _made(script):
         share = _share(loader, script)
-        if found is None or loader.made is None or loader.is_constant or share < NOTABLE:
+        if loader.is_constant or share < NOTABLE:
             continue
         who = plural(loader.workers, "worker process", "worker processes") if loader.workers else "this process"
         what = (
@@ -24,29 +23,26 @@ def waits_for_items(script: Script) -> Iterator[Candidate]:
             f"{who} {'makes' if loader.workers < 2 else 'make'}"
         )
         if loader.enough <= loader.workers or loader.is_iterable:
-            yield Candidate(loader.made, what, "do the slow part of __getitem__ once, beforehand, and keep the result")
+            yield Candidate(made, what, "do the slow part of __getitem__ once, beforehand, and keep the result")
             continue
-        source, call = found
         edits = _with_arguments(loader, source, call, num_workers=str(loader.enough), persistent_workers="True")
         workers = plural(loader.enough, "worker process", "worker processes")
         stay = "stay" if loader.enough > 1 else "stays"
         fix = f"make them in {workers} that {stay} for all epochs, if the dataset does not change between them"
-        yield Candidate(loader.made, what, fix, edits)
+        yield Candidate(made, what, fix, edits)
 
 
 def restarts_workers(script: Script) -> Iterator[Candidate]:
-    for loader in script.seen.loaders:
-        found = script.call_at(loader.made, "DataLoader")
-        if found is None or loader.made is None or not loader.workers or loader.is_persistent or loader.epochs < 2:
+    for loader, made, source, call in _made(script):
+        if not loader.workers or loader.is_persistent or loader.epochs < 2:
             continue
-        source, call = found
         edits = _with_arguments(loader, source, call, persistent_workers="True")
         what = (
             f"{plural(loader.workers, 'worker')} start anew in every epoch; its first batch comes after "
             f"{duration(loader.start)}"
         )
         fix = "keep the workers: persistent_workers=True"
-        yield Candidate(loader.made, what, fix, edits)
+        yield Candidate(made, what, fix, edits)
 
 
 def items_one_by_one(script: Script) -> Iterator[Candidate]:
@@ -65,12 +61,10 @@ def items_one_by_one(script: Script) -> Iterator[Candidate]:
 def pageable_copies(script: Script) -> Iterator[Candidate]:
     seen = script.seen
     copies = seen.often(COPIES)
-    for loader in seen.loaders:
-        found = script.call_at(loader.made, "DataLoader")
-        if not seen.on_gpu or found is None or loader.made is None or loader.is_pinned or not copies:
+    for loader, made, source, call in _made(script):
+        if not seen.on_gpu or loader.is_pinned or not copies:
             continue
-        source, call = found
-        edits = {loader.made.file: _with_arguments(loader, source, call, pin_memory="True")}
+        edits = {made.file: _with_arguments(loader, source, call, pin_memory="True")}
         for line in copies:
             copied = script.source(line.place)
             for moved in () if copied is None else copied.calls(line.place.line, "to", "cuda"):
@@ -78,7 +72,15 @@ def pageable_copies(script: Script) -> Iterator[Candidate]:
                     edits.setdefault(line.place.file, []).extend(copied.with_arguments(moved, non_blocking="True"))
         what = "batches are copied to the GPU from pageable memory, and the host waits for each copy"
         fix = "pin the batches and copy them without waiting: pin_memory=True, .to(device, non_blocking=True)"
-        yield Candidate(loader.made, what, fix, elsewhere=edits)
+        yield Candidate(made, what, fix, elsewhere=edits)
+
+
+def _made(script: Script) -> Iterator[tuple[SeenLoader, Location, SourceText, ast.Call]]:
+    """The loaders that training reads, each with the one call on a line that makes it."""
+    for loader in script.seen.loaders:
+        found = script.call_at(loader.made, "DataLoader")
+        if found is not None and loader.made is not None:
+            yield loader, loader.made, *found
 
 
 def _with_arguments(loader: SeenLoader, source: SourceText, call: ast.Call, **arguments: str) -> list[Edit]:
@@ -103,21 +105,16 @@ def _streamed(script: Script, loader: SeenLoader) -> list[Edit]:
         return []
     if script.seen.on_gpu and loader.epochs > 1 and len(loops) == 1:  # a function that is called in each epoch
         return []  # would copy the data to the GPU each time
-    used = [node for node in ast.walk(reading.iter) if _is_named(node, loader.name, source)]
-    outermost = loops[-1]
-    if len(used) != 1 or not isinstance(used[0], ast.Name | ast.Attribute) or _is_bound(outermost, last):
-        return []
+    names = (node for node in ast.walk(reading.iter) if isinstance(node, ast.Name | ast.Attribute))
+    used = [node for node in names if source.code(node) == loader.name]
     name = "batches" if "batches" not in source.text else "device_batches"
     device = loader.device or f'"{script.seen.device}"'
-    made = source.before(outermost, f"{name} = hotloop.stream({loader.name}, {device})")
-    brought = [] if imports(source, "hotloop") else source.after_imports("import hotloop")
-    if not made or not (brought or imports(source, "hotloop")):
+    made = source.before(loops[-1], f"{name} = hotloop.stream({loader.name}, {device})")
+    is_there = imports(source, "hotloop")
+    brought = [] if is_there else source.after_imports("import hotloop")
+    if len(used) != 1 or _is_bound(loops[-1], last) or not made or not (brought or is_there):
         return []
     return [*brought, *made, *source.replaced(used[0], name)]
-
-
-def _is_named(node: ast.AST, name: str, source: SourceText) -> bool:
-    return isinstance(node, ast.Name | ast.Attribute) and source.code(node) == name
 
 
 def _is_bound(loop: ast.AST, name: str) -> bool:

@@ -17,7 +17,7 @@ def check(ran: Ran) -> Iterator[CheckVerdict]:
     total = ran["total"]
     held = isinstance(total, torch.Tensor) and total.grad_fn is not None
     hint = "`total` remembers how it was computed, and so holds every batch: total + loss.detach(), or no_grad"
-    if held and any(ran.in_loops(node.lineno) for node in deletions(ran)):
+    if held and any(isinstance(node, ast.Delete) for node in ast.walk(ran.tree)):
         hint = "`del` drops a name, but `total` still holds the graph of every loss: add loss.detach()"
     elif held and ran.calls("empty_cache"):
         hint = "empty_cache gives back only what nobody holds, and `total` holds all of it: add loss.detach()"
@@ -45,10 +45,6 @@ def check(ran: Ran) -> Iterator[CheckVerdict]:
         ran.seen.peak < MOST,
         f"the peak was {size(ran.seen.peak)}, since every batch leaves something behind",
     )
-
-
-def deletions(ran: Ran) -> list[ast.Delete]:
-    return [node for node in ast.walk(ran.tree) if isinstance(node, ast.Delete)]
 
 
 def mean_of(ran: Ran) -> float:

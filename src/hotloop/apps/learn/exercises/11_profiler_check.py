@@ -31,15 +31,11 @@ def check(ran: Ran) -> Iterator[CheckVerdict]:
         "this exercise is to find the slow function, not to repair it: put it back",
     )
     told = ran["slowest"]
-    hint = f"{told!r} is none of the functions: write decode, augment or log"
-    if told == "":
-        hint = "write the name of a function into `slowest`; time.perf_counter() before and after each call tells"
-    elif told == "decode":
-        hint = (
-            "decode is slow in its first call alone, which loads a library: leave the first step out of the measurement"
-        )
-    elif told == "log":
-        hint = "log is called most often, and all of its calls together take little: add the times up"
-    elif told == "train":
-        hint = "train holds all the others: its own share is what is left without them"
+    hints = {
+        "": "write the name of a function into `slowest`; time.perf_counter() before and after each call tells",
+        "decode": "decode is slow in its first call alone, which loads a library: leave the first step out",
+        "log": "log is called most often, and all of its calls together take little: add the times up",
+        "train": "train holds all the others: its own share is what is left without them",
+    }
+    hint = hints.get(told, f"{told!r} is none of the functions: write decode, augment or log")
     yield CheckVerdict("`slowest` is the function that takes most of a step", told == right, hint)

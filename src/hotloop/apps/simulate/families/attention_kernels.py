@@ -13,7 +13,7 @@ from hotloop.apps.simulate.events import Operation, Shape
 from hotloop.apps.simulate.families.base import Family, Gradient, Kept, Kind, autocast, followed, in_doubt, up
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.need import TOGETHER, Need, together
-from hotloop.apps.simulate.products import Part, Tf32, bytes_moved, precision_of
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_moved, precision_of
 from hotloop.apps.simulate.replaced import Patches
 
 _LAST_HEADS = ("_flash_attention", "_efficient_attention", "_cudnn_attention")  # take (batch, length, heads, width)
@@ -103,13 +103,13 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor, *, pads: bool) -> Tensor:
 # What it computes
 
 
-def _work(operation: Operation, kind: Kind, tf32: Tf32, *, backward: bool) -> tuple[Part, ...]:
+def _work(operation: Operation, kind: Kind, tf32: Tf32, *, backward: bool) -> tuple[WorkPart, ...]:
     flops = _flops(operation, kind.base, backward=backward)
     precision = precision_of(operation, tf32=tf32.products)
     traits = _sizes(operation, kind.base, backward=backward)
     variant = "efficient" if "efficient" in kind.base else "flash"
     kernels = 3 if backward else 1
-    return (Part(kind.family, bytes_moved(operation), flops, precision, kernels, variant=variant, traits=traits),)
+    return (WorkPart(kind.family, bytes_moved(operation), flops, precision, kernels, variant=variant, traits=traits),)
 
 
 def _flops(operation: Operation, base: str, *, backward: bool) -> float:

@@ -13,7 +13,7 @@ from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.events import Operation, Shape
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.need import Need
-from hotloop.apps.simulate.products import Part, Tf32, bytes_moved, layout_of, precision_of
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_moved, layout_of, precision_of
 from hotloop.apps.simulate.replaced import Patches
 
 VIEW, POINTWISE = "view", "pointwise"
@@ -72,7 +72,7 @@ class Gradient:
         return self.arrange(kept.gradients([arguments[name] for name in self.given]), arguments)
 
 
-Work = Callable[[Operation, Kind, Tf32], tuple[Part, ...]]
+Work = Callable[[Operation, Kind, Tf32], tuple[WorkPart, ...]]
 Needs = Callable[[Operation, Card, Constants], tuple[Need, ...]]
 Copied = Callable[[Operation], tuple[Shape, ...]]
 Forward = Callable[[dict[str, Any]], tuple[list[Any], Kept | None]]
@@ -111,11 +111,11 @@ def moving(
     variant: str = "",
     traits: tuple[int, ...] = (),
     image: bool = False,
-) -> tuple[Part, ...]:
+) -> tuple[WorkPart, ...]:
     """The work of what memory alone bounds: bytes read and written, all of them where nothing else is said."""
     size = bytes_moved(operation) if size is None else size
     layout = layout_of(operation.inputs[:1]) if image else ""
-    return (Part(kind.family, size, 0.0, precision_of(operation), kernels, None, layout, variant, traits),)
+    return (WorkPart(kind.family, size, 0.0, precision_of(operation), kernels, None, layout, variant, traits),)
 
 
 def rows_of(shape: Shape) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from hotloop.apps.simulate.families.base import POINTWISE, Family, Kind
 from hotloop.apps.simulate.families.reduction import buffers
 from hotloop.apps.simulate.library_memory import Constants, measured
 from hotloop.apps.simulate.need import Need
-from hotloop.apps.simulate.products import Part, Product, Tf32, bytes_moved, layout_of, precision_of
+from hotloop.apps.simulate.products import Product, Tf32, WorkPart, bytes_moved, layout_of, precision_of
 
 CONVOLUTION = "convolution workspace"
 _BY_CUDNN = ("convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose")
@@ -63,7 +63,7 @@ def _sizes(product: Product, weight: tuple[int, ...], operation: Operation) -> t
     return variant, (places, weight[1], weight[0], area, step, gcd(weight[0], weight[1], 64))
 
 
-def _forward(operation: Operation, _kind: Kind, tf32: Tf32) -> tuple[Part, ...]:
+def _forward(operation: Operation, _kind: Kind, tf32: Tf32) -> tuple[WorkPart, ...]:
     image, weight = operation.inputs[0].sizes, operation.inputs[1].sizes
     product = _product(image, weight, operation.outputs[0].sizes, operation)
     alone = _is_depthwise(operation, 1)  # and then no matrix product: each channel is moved more than computed
@@ -74,12 +74,12 @@ def _forward(operation: Operation, _kind: Kind, tf32: Tf32) -> tuple[Part, ...]:
         family, matrices = "conv-backward-input", _turned(product)
     variant, traits = _sizes(product, weight, operation)
     variant = "" if alone else variant
-    main = Part(family, bytes_moved(operation), product.flops, precision, 1, matrices, layout, variant, traits)
+    main = WorkPart(family, bytes_moved(operation), product.flops, precision, 1, matrices, layout, variant, traits)
     # cuDNN is not asked to add the bias: a second kernel does, in place.
-    return (main, Part(POINTWISE, 2.0 * operation.outputs[0].nbytes)) if len(operation.inputs) > 2 else (main,)
+    return (main, WorkPart(POINTWISE, 2.0 * operation.outputs[0].nbytes)) if len(operation.inputs) > 2 else (main,)
 
 
-def _gradients(operation: Operation, tf32: Tf32) -> Iterable[Part]:
+def _gradients(operation: Operation, tf32: Tf32) -> Iterable[WorkPart]:
     """Those of image and weight swap the roles of the product's three sides, so all have as many operations."""
     out, image, weight = operation.inputs[:3]
     forward = _product(image.sizes, weight.sizes, out.sizes, operation)
@@ -99,9 +99,9 @@ def _gradients(operation: Operation, tf32: Tf32) -> Iterable[Part]:
             chosen = f"{family}-{name}"
             if name == "input" and not alone and _is_transposed(operation):
                 chosen, matrices = "conv", _turned(product)
-            yield Part(chosen, total, product.flops, precision, 1, matrices, layout, variant, traits)
+            yield WorkPart(chosen, total, product.flops, precision, 1, matrices, layout, variant, traits)
     if len(mask) > 2 and mask[2]:
-        yield Part("reduction", out.nbytes, precision=precision_of(operation), variant="rows")
+        yield WorkPart("reduction", out.nbytes, precision=precision_of(operation), variant="rows")
 
 
 def _in_another_order(x: Shape, weight: Shape, *others: Shape) -> tuple[Shape, ...]:

@@ -3,17 +3,17 @@
 from hotloop.apps.simulate.events import Operation
 from hotloop.apps.simulate.families.base import POINTWISE, VIEW, Family, Kind, moving
 from hotloop.apps.simulate.families.reduction import sorting
-from hotloop.apps.simulate.products import Part, Tf32, bytes_of
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_of
 
 _CLEARED_FIRST = ("constant_pad_nd", "slice_backward", "select_backward", "diagonal_backward", "unfold_backward")
 _SORTING = ("randperm", "multinomial")
 
 
-def _fill(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _fill(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     return moving(operation, kind, bytes_of(operation.outputs) or bytes_of(operation.inputs))
 
 
-def _random(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _random(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     variant = "dropout" if "dropout" in kind.base else "drawn"
     if kind.base in _SORTING:
         return moving(operation, kind, *sorting(operation), variant=variant)
@@ -21,7 +21,7 @@ def _random(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
     return moving(operation, kind, size, variant=variant)
 
 
-def _copy(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _copy(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     variant = _copied(operation, kind.base)
     if kind.base in _CLEARED_FIRST:
         size = bytes_of(operation.inputs) + 2.0 * bytes_of(operation.outputs)

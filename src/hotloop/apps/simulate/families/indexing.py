@@ -5,7 +5,7 @@ from hotloop.apps.simulate.events import Operation
 from hotloop.apps.simulate.families.base import Family, Kind, base_name, contiguous, moving, up
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.need import Need, together
-from hotloop.apps.simulate.products import Part, Tf32, bytes_of
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_of
 
 _FEW = 3072  # indices that are added up without sorting
 _PUT = ("index_put", "index_put_", "_unsafe_index_put")
@@ -17,7 +17,7 @@ def _variant(operation: Operation, kind: Kind) -> str:
     return "embedding" if kind.base.startswith("embedding") else ""
 
 
-def _gather(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _gather(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     size = bytes_of(operation.inputs[1:]) + 2.0 * bytes_of(operation.outputs)
     variant = _variant(operation, kind)
     traits: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ def _gather(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
     return moving(operation, kind, size, variant=variant, traits=traits)
 
 
-def _scatter(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _scatter(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     variant = _variant(operation, kind)
     traits: tuple[int, ...] = ()
     if variant == "embedding":

@@ -11,7 +11,7 @@ from hotloop.apps.simulate.events import Operation
 from hotloop.apps.simulate.families.base import POINTWISE, Family, Kind, moving
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.need import Need, together
-from hotloop.apps.simulate.products import Part, Tf32, bytes_of
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_of
 from hotloop.apps.simulate.replaced import Patches
 
 _LABELS = ("nll_loss_forward", "nll_loss2d_forward")
@@ -19,7 +19,7 @@ _LABELS_BACKWARD = ("nll_loss_backward", "nll_loss2d_backward")
 _LENGTHS = {"targets", "input_lengths", "target_lengths"}
 
 
-def _of_labels(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _of_labels(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     """A number is read for each label, or written into zeros."""
     written = bytes_of(operation.outputs)
     variant = "added" if operation.arguments.get("accumulate") else "loss"

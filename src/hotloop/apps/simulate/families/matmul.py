@@ -12,7 +12,7 @@ from hotloop.apps.simulate.events import Operation
 from hotloop.apps.simulate.families.base import Family, Kind, base_name
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.need import PROCESS, Need
-from hotloop.apps.simulate.products import Part, Product, Tf32, bytes_moved, precision_of
+from hotloop.apps.simulate.products import Product, Tf32, WorkPart, bytes_moved, precision_of
 from hotloop.apps.simulate.replaced import Patches
 
 BLAS = ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "mv", "addbmm", "dot", "vdot", "addr", "_scaled_mm")
@@ -35,13 +35,13 @@ def product_of(operation: Operation, base: str) -> Product:
     return Product(max(prod(left[:-2]), prod(right[:-2])), rows, columns, inner)
 
 
-def _work(operation: Operation, kind: Kind, tf32: Tf32) -> tuple[Part, ...]:
+def _work(operation: Operation, kind: Kind, tf32: Tf32) -> tuple[WorkPart, ...]:
     """How well the rows of a product are aligned counts: vocabularies of odd sizes have slower kernels."""
     product = product_of(operation, kind.base)
     sizes = product.rows, product.columns, product.inner
     traits = (product.count, *sizes, gcd(*sizes, 8))
     precision = precision_of(operation, tf32=tf32.products)
-    return (Part(kind.family, bytes_moved(operation), product.flops, precision, product=product, traits=traits),)
+    return (WorkPart(kind.family, bytes_moved(operation), product.flops, precision, product=product, traits=traits),)
 
 
 def blas_workspace(card: Card) -> int:

@@ -23,7 +23,7 @@ from hotloop.apps.simulate.families.base import (
 )
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.need import RESULT, Need
-from hotloop.apps.simulate.products import Part, Tf32, bytes_moved, bytes_of
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_moved, bytes_of
 
 _VARIANTS = {
     "softmax": "softmax",
@@ -36,7 +36,7 @@ _OF_BATCHES = ("cudnn_batch_norm", "native_batch_norm", "_native_batch_norm_legi
 _SOFTMAX = ("_softmax", "_log_softmax")
 
 
-def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     """Over batches and groups statistics come first, then the values again; gradients of weights come apart."""
     forward = kind.family == "norm"
     variant = next((variant for part, variant in _VARIANTS.items() if part in kind.base), "")

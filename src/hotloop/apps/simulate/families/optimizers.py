@@ -5,7 +5,7 @@ from hotloop.apps.simulate.events import Operation
 from hotloop.apps.simulate.families.base import POINTWISE, Family, Kind
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.need import Need
-from hotloop.apps.simulate.products import Part, Tf32, bytes_of
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_of
 
 FOREACH, FUSED = "optimizer-foreach", "optimizer-fused"
 _MOST_TENSORS = (110, 64, 48, 36, 30)  # that one launch of PyTorch's multi-tensor kernels takes, by the number of lists
@@ -24,7 +24,7 @@ def launches(numbers: list[int], lists: int) -> int:
     return max(-(-len(numbers) // most), -(-chunks // _MOST_CHUNKS))
 
 
-def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     """The lists come one after another, and are as long as one another."""
     total = bytes_of(operation.inputs)
     lists = kind.lists
@@ -40,7 +40,7 @@ def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
         written = bytes_of(first) if kind.in_place else bytes_of(operation.outputs)
     count = launches([shape.numel for shape in first], lists + (not kind.in_place))
     moved = total + written
-    return (Part(kind.family, moved, kernels=count, traits=(len(first), moved)),) if count else ()
+    return (WorkPart(kind.family, moved, kernels=count, traits=(len(first), moved)),) if count else ()
 
 
 def _norm(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:

@@ -2,12 +2,12 @@
 
 from hotloop.apps.simulate.events import Operation
 from hotloop.apps.simulate.families.base import Family, Kind, image_of, moving
-from hotloop.apps.simulate.products import Part, Tf32
+from hotloop.apps.simulate.products import Tf32, WorkPart
 
 _POOLS = ("max_pool", "avg_pool", "upsample")
 
 
-def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     pool = next((pool for pool in _POOLS if pool in kind.base), "")
     variant = f"{pool}-backward" if pool and kind.base.endswith("backward") else pool
     traits = image_of(max((*operation.inputs, *operation.outputs), key=lambda shape: shape.numel))

@@ -15,7 +15,7 @@ from hotloop.apps.simulate.events import Operation, Shape
 from hotloop.apps.simulate.families.base import POINTWISE, Family, Gradient, Kept, Kind, autocast, followed
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.need import PROCESS, RESULT, STAGE, Need, together
-from hotloop.apps.simulate.products import Part, Tf32, bytes_moved, precision_of
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_moved, precision_of
 from hotloop.apps.simulate.replaced import Patches
 
 _LAYERS = ("rnn_relu", "rnn_tanh", "lstm", "gru")  # as cuDNN counts them
@@ -117,7 +117,7 @@ def _lstm_cell_gradient_shapes(
 # What it computes
 
 
-def _work(operation: Operation, kind: Kind, tf32: Tf32, *, backward: bool) -> tuple[Part, ...]:
+def _work(operation: Operation, kind: Kind, tf32: Tf32, *, backward: bool) -> tuple[WorkPart, ...]:
     """Told apart by sequences at once, steps one after another over all layers, and the width of the state."""
     image, arguments = operation.inputs[0].sizes, operation.arguments
     tokens = prod(image[:-1])
@@ -128,7 +128,7 @@ def _work(operation: Operation, kind: Kind, tf32: Tf32, *, backward: bool) -> tu
     flops = 2.0 * tokens * sum(matrix.numel for matrix in matrices) * (2 if backward else 1)
     precision = precision_of(operation, tf32=tf32.cudnn)
     traits = tokens * layers // max(steps, 1), steps, int(arguments.get("hidden_size", image[-1]))
-    return (Part(kind.family, bytes_moved(operation), flops, precision, 2 * steps, traits=traits),)
+    return (WorkPart(kind.family, bytes_moved(operation), flops, precision, 2 * steps, traits=traits),)
 
 
 # The memory that it takes

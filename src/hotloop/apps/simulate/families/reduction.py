@@ -13,7 +13,7 @@ from hotloop.apps.simulate.events import Operation, Shape
 from hotloop.apps.simulate.families.base import Family, Kind, moving, rows_of
 from hotloop.apps.simulate.library_memory import Constants
 from hotloop.apps.simulate.need import Need, together
-from hotloop.apps.simulate.products import Part, Tf32, bytes_moved, bytes_of
+from hotloop.apps.simulate.products import Tf32, WorkPart, bytes_moved, bytes_of
 
 _SORTING = ("sort", "topk", "_unique2", "unique_dim", "kthvalue", "median", "nonzero")
 _THREADS, _WARP = 512, 32  # of a block at most, and that run as one
@@ -24,7 +24,7 @@ _INDEXED = 2**31  # bytes that one kernel can point into
 _LARGE = 2**20  # numbers: what has fewer takes next to nothing
 
 
-def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[WorkPart, ...]:
     variant = _variant(operation)
     traits = rows_of(operation.inputs[0]) if variant != "all" else ()
     if kind.base in _SORTING:

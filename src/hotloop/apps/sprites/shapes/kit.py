@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hotloop.apps.sprites.canvas import ROLES, Canvas, profiles
+from hotloop.apps.sprites.canvas import ROLES, Canvas
 from hotloop.apps.sprites.dice import Dice
 from hotloop.apps.sprites.palette import AZURE, DUSK, INK, MAROON, PINE, RAMPS, SKY, WHITE
 
@@ -14,14 +14,14 @@ OUTLINES = (
 )
 
 
-def ramp(dice: Dice, name: str, *names: str) -> Tensor:
+def ramp(dice: Dice, name: str, names: str) -> Tensor:
     """One of these ramps for each sprite, (n, 3); a name given twice comes twice as often."""
-    return dice.choose(name, [RAMPS[each] for each in names])
+    return dice.choose(name, [RAMPS[each] for each in names.split()])
 
 
 def profile(dice: Dice, name: str, lines: tuple[str, ...]) -> Tensor:
-    """One of these hand-written profiles for each sprite: half-widths in doubled units, (n, 16)."""
-    return dice.choose(name, profiles(lines, str(dice.device)))
+    """One of these for each sprite, (n, 16): half-widths in pixels, a hexadecimal digit a row, in doubled units."""
+    return dice.choose(name, [[2 * int(digit, 16) for digit in line] for line in lines])
 
 
 def first_row(half: Tensor) -> Tensor:
@@ -35,18 +35,12 @@ def at_row(half: Tensor, row: Tensor) -> Tensor:
 
 
 def finish(
-    canvas: Canvas,
-    dice: Dice,
-    first: Tensor,
-    second: Tensor | None = None,
-    third: Tensor | None = None,
-    *,
-    bare: tuple[int, int] = (1, 12),
+    canvas: Canvas, dice: Dice, first: Tensor, second: Tensor | None = None, third: Tensor | None = None
 ) -> Tensor:
-    """Outline a canvas and give its roles colours; `bare` is the part of the sprites that have no outline."""
+    """Outline a canvas, but for every twelfth, and give its roles colours."""
     second = first if second is None else second
     third = second if third is None else third
-    canvas.outline(~dice.chance("bare", *bare))
+    canvas.outline(~dice.chance("bare", 1, 12))
     style = dice.below("outline", 5)
     own = torch.tensor(OUTLINES, device=dice.device)[first[:, 0]]
     ink = torch.full_like(own, INK)

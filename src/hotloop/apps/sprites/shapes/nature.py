@@ -3,18 +3,15 @@
 import torch
 from torch import Tensor
 
-from hotloop.apps.sprites.canvas import BRIGHT, FIRST, SECOND, THIRD, Canvas, inner, mirror, select, shift
+from hotloop.apps.sprites.canvas import FIRST, SECOND, THIRD, Canvas, mirror, select, shift, spread
 from hotloop.apps.sprites.dice import Dice
 from hotloop.apps.sprites.shapes.kit import finish, profile, ramp
 
 PINES = (
     "0112231235324600",
-    "0111223223445000",
     "0122341234523460",
-    "0011222333444550",
     "0112323434545600",
     "0123423452345600",
-    "0011123232343450",
 )
 
 
@@ -29,41 +26,23 @@ def tree(dice: Dice) -> Tensor:
     fruit = leaves & shift(leaves, 1, 0) & shift(leaves, -1, 0) & shift(leaves, 0, -1)
     fruit = fruit & select(dice.chance("plenty", 1, 2), dice.speckle("fruit", 2), dice.speckle("fruit", 4))
     canvas.paint(fruit, THIRD.mid, dice.chance("fruits", 2, 5))
-    leaf = ramp(
-        dice,
-        "leaf",
-        "green",
-        "green",
-        "green",
-        "lime",
-        "teal",
-        "green",
-        "ember",
-        "gold",
-        "pink",
-        "red",
-        "lime",
-        "steel",
-    )
-    return finish(canvas, dice, leaf, ramp(dice, "bark", "wood"), ramp(dice, "fruit", "red", "ember", "ivory", "pink"))
+    leaf = ramp(dice, "leaf", "green green green lime teal green ember gold pink red lime steel")
+    return finish(canvas, dice, leaf, ramp(dice, "bark", "wood"), ramp(dice, "fruit", "red ember ivory pink"))
 
 
 def _trunk(canvas: Canvas, dice: Dice) -> None:
     """A trunk of two or three pixels with its roots."""
-    left, wide = dice.choose("trunk", ((7, 1), (7, 1), (7, 2), (6, 2), (6, 3))).unbind(1)
+    left, wide = dice.choose("trunk", ((7, 1), (7, 2), (6, 3))).unbind(1)
     trunk = canvas.box(left, 8, left + wide, 14)
     canvas.paint(trunk, SECOND.mid)
     canvas.paint(canvas.box(left + wide, 8, left + wide, 14), SECOND.dark)
-    canvas.paint(canvas.box(left, 11, left, 14), SECOND.light, (wide > 2) & dice.chance("sunny bark", 1, 3))
     canvas.paint(canvas.box(left - 1, 14, left - 1, 14), SECOND.mid, dice.chance("left root", 1, 2))
     canvas.paint(canvas.box(left + wide + 1, 14, left + wide + 1, 14), SECOND.dark, dice.chance("right root", 1, 2))
 
 
 CLUMPS = (  # middle and size of each clump of leaves, back to front, in doubled units
     ((16, 9, 8, 7), (9, 14, 7, 6), (23, 14, 7, 6), (16, 16, 8, 6), (13, 9, 6, 6)),
-    ((16, 8, 7, 6), (10, 10, 7, 6), (22, 12, 7, 7), (11, 17, 7, 5), (19, 17, 7, 5)),
     ((16, 12, 10, 9), (12, 8, 6, 5), (21, 10, 6, 6), (10, 15, 6, 5), (20, 17, 7, 4)),
-    ((16, 8, 6, 6), (16, 14, 8, 7), (11, 12, 5, 5), (21, 14, 5, 5), (16, 18, 7, 4)),
     ((8, 14, 6, 5), (24, 14, 6, 5), (16, 10, 9, 7), (12, 16, 7, 5), (20, 16, 7, 5)),
 )
 
@@ -80,7 +59,7 @@ def _clumps(canvas: Canvas, dice: Dice) -> Tensor:
         sheet.paint(canvas.ellipse(x, y, wide, high) & frame, FIRST.dark)
         sheet.paint(canvas.ellipse(x - 1, y - 1, wide - 1, high - 1) & frame, FIRST.mid)
         sheet.paint(canvas.ellipse(x - 2, y - 3, wide - 4, high - 4) & frame, FIRST.light)
-    return sheet.planes
+    return sheet.roles
 
 
 def _tiers(canvas: Canvas, dice: Dice) -> Tensor:
@@ -91,22 +70,17 @@ def _tiers(canvas: Canvas, dice: Dice) -> Tensor:
     lean = dice.between("lean", -1, 1)[:, None] * (canvas.row % 2)
     fir = canvas.rows(half, 16 + 2 * lean * (half > 4))
     sheet.paint(fir, FIRST.mid)
-    under = canvas.lines(torch.cat([half[:, 1:] < half[:, :-1], half[:, :1] > 0], 1))
+    under = spread(torch.cat([half[:, 1:] < half[:, :-1], half[:, :1] > 0], 1))
     sheet.paint(fir & under, FIRST.dark)
     sheet.paint(fir & ~shift(fir, -1, 0), FIRST.dark)
-    sheet.paint(fir & ~shift(fir, -2, 0) & dice.speckle("shadow", 16), FIRST.dark)
     sheet.paint(fir & ~shift(fir, 1, 0) & ~under, FIRST.light)
-    sheet.paint(fir & ~shift(fir, 2, 0) & ~under & dice.speckle("light", 16), FIRST.light)
-    return sheet.planes
+    return sheet.roles
 
 
 CAPS = (
     "0035666660000000",  # dome
-    "0024567700000000",
-    "0013456660000000",
     "0001234567000000",  # cone
     "0234455666000000",  # bell
-    "0000356777000000",  # flat
     "0012234566700000",  # witch's hat
     "0035677776000000",  # ball
 )
@@ -127,26 +101,19 @@ def mushroom(dice: Dice) -> Tensor:
     small = dice.below("small", 4)
     x = torch.where(dice.chance("small side", 1, 2), 2, 11)
     canvas.stamp((".22. 2323 2222 .56. .56.", ".... .23. 2222 .56. .56."), small % 2, x, 10, only=small < 2)
-    cloth = ramp(
-        dice, "cap colour", "red", "red", "red", "purple", "blue", "gold", "green", "wood", "ember", "pink", "ice"
-    )
-    stem = ramp(dice, "stem colour", "bone", "ivory", "ivory", "steel", "wood")
-    return finish(canvas, dice, cloth, stem, ramp(dice, "spots", "bone", "bone", "bone", "ivory", "ivory", "ice"))
+    cloth = ramp(dice, "cap colour", "red red red purple blue gold green wood ember pink ice")
+    stem = ramp(dice, "stem colour", "bone ivory ivory steel wood")
+    return finish(canvas, dice, cloth, stem, ramp(dice, "spots", "bone bone bone ivory ivory ice"))
 
 
 def _stem(canvas: Canvas, dice: Dice, low: Tensor) -> None:
-    """A stem that may swell at the foot, gills under the cap, and sometimes a skirt."""
+    """A stem that may swell or taper at the foot, and gills under the cap."""
     row = canvas.row.long()
-    wide = dice.between("stem", 2, 3)[:, None]
     swell = dice.between("swell", -1, 1)[:, None] * (row > dice.between("swell row", 11, 13)[:, None])
-    half = (wide + swell).clamp(1, 4) * ((row >= low[:, None]) & (row <= 14))
+    half = (dice.between("stem", 2, 3)[:, None] + swell) * ((row >= low[:, None]) & (row <= 14))
     lean = dice.between("lean", -1, 1)[:, None] * (row > 11)
-    stem = canvas.rows(2 * half, 16 + 2 * lean)
-    canvas.shade(stem, SECOND, 1)
-    gills = canvas.box(5 - dice.below("gills", 2), low + 1, 10 + dice.below("gills", 2), low + 1)
-    canvas.paint(gills, SECOND.dark)
-    skirt = canvas.box(7 - wide[:, 0], low + 3, 8 + wide[:, 0], low + 3)
-    canvas.paint(skirt, SECOND.mid, dice.chance("skirt", 1, 3) & (low < 10))
+    canvas.shade(canvas.rows(2 * half, 16 + 2 * lean), SECOND, 1)
+    canvas.paint(canvas.box(5, low + 1, 10, low + 1), SECOND.dark)
 
 
 def _spots(canvas: Canvas, dice: Dice, cap: Tensor, low: Tensor) -> None:
@@ -162,17 +129,13 @@ def _spots(canvas: Canvas, dice: Dice, cap: Tensor, low: Tensor) -> None:
 
 PETALS = (  # where the petals sit about the middle, in doubled units of a circle of radius 12
     ((0, -12), (12, 0), (0, 12), (-12, 0), (0, -12), (12, 0), (0, 12), (-12, 0)),
-    ((8, -8), (8, 8), (-8, 8), (-8, -8), (8, -8), (8, 8), (-8, 8), (-8, -8)),
     ((0, -12), (11, -4), (7, 10), (-7, 10), (-11, -4), (0, -12), (11, -4), (7, 10)),
-    ((0, -12), (10, -6), (10, 6), (0, 12), (-10, 6), (-10, -6), (0, -12), (10, -6)),
     ((0, -12), (8, -8), (12, 0), (8, 8), (0, 12), (-8, 8), (-12, 0), (-8, -8)),
 )
 CUPS = (  # flowers seen from the side
     "2...22...2 22.2222.22 2322222221 2322222221 2322222221 2322222211 .22222211. ..222211.. ....11....",  # tulip
     "...2222... ..223322.. .223113222 2231221322 2212112212 .221222121 .122111211 ..1222211. ....111...",  # rose
-    "....22.... ...2332... ..232222.. ..232221.. .23222221. .23222221. 2322222221 2222222211 21.211.211",  # bell
     "....33.... .2.3223.2. 2223222222 2323222322 2323223221 .232223221 .12222211. ..111111.. ....11....",  # lotus
-    "...2.2.2.. .2.222.2.. .232323221 2323232221 2232322211 .222222211 ..555555.. ..565655.. ...5555...",  # thistle
 )
 
 
@@ -184,9 +147,9 @@ def flower(dice: Dice) -> Tensor:
     cup = dice.chance("cup", 1, 3)
     _petals(canvas, dice, x, y, ~cup)
     canvas.stamp(CUPS, dice.below("cup kind", len(CUPS)), x // 2 - 5, y // 2 - 4, only=cup)
-    petal = ramp(dice, "petal", "red", "pink", "purple", "blue", "ember", "ivory", "ice", "bone", "gold", "red")
-    green = ramp(dice, "green", "green", "green", "lime", "teal")
-    return finish(canvas, dice, petal, green, ramp(dice, "disc", "gold", "ember", "wood", "ivory", "lime", "blood"))
+    petal = ramp(dice, "petal", "red pink purple blue ember ivory ice bone gold red")
+    green = ramp(dice, "green", "green green lime teal")
+    return finish(canvas, dice, petal, green, ramp(dice, "disc", "gold ember wood ivory lime blood"))
 
 
 def _stalk(canvas: Canvas, dice: Dice, x: Tensor) -> None:
@@ -196,11 +159,11 @@ def _stalk(canvas: Canvas, dice: Dice, x: Tensor) -> None:
     stem = canvas.box(x // 2, 8, x // 2, 12) | canvas.box(foot // 2, 12, foot // 2, 14)
     canvas.paint(stem, SECOND.mid)
     canvas.paint(canvas.box(foot // 2, 13, foot // 2, 14), SECOND.dark)
-    leaves = ("5... 665. .655 ....", "65.. .565 ..55 ....", ".... 66.. 5655 ..55", ".6.. .66. .565 ..55")
+    leaves = ("5... 665. .655 ....", ".... 66.. 5655 ..55")
     row = dice.between("leaf row", 10, 11)
     sides = dice.below("leaves", 4)
-    left = canvas.art(leaves, dice.below("left leaf", 4), x // 2 - 4, row)
-    right = mirror(canvas.art(leaves, dice.below("right leaf", 4), 11 - x // 2, row - dice.below("leaf step", 2)))
+    left = canvas.art(leaves, dice.below("left leaf", 2), x // 2 - 4, row)
+    right = mirror(canvas.art(leaves, dice.below("right leaf", 2), 11 - x // 2, row - dice.below("leaf step", 2)))
     canvas.overlay(left, sides != 1)
     canvas.overlay(right, sides != 2)
 
@@ -213,12 +176,10 @@ def _petals(canvas: Canvas, dice: Dice, x: Tensor, y: Tensor, only: Tensor) -> N
     for number in range(8):
         across, down = ring[:, number].unbind(1)
         whole = whole | canvas.ellipse(x + across * reach // 12, y + down * reach // 12, size, size)
-    whole = whole & canvas.box(1, 1, 14, 14) & canvas.only(only)
+    whole = whole & canvas.box(1, 1, 14, 14) & spread(only)
     canvas.shade(whole, FIRST, 1)
-    canvas.paint(canvas.ellipse(x, y, 5, 5) & whole, FIRST.dark, dice.chance("throat", 1, 3))
     disc = dice.between("disc size", 2, 4)
     centre = canvas.ellipse(x, y, disc, disc) & whole
     canvas.paint(centre, THIRD.mid)
     canvas.paint(centre & ~shift(centre, 1, 1), THIRD.light)
     canvas.paint(centre & dice.speckle("seeds", 5), THIRD.dark)
-    canvas.paint(inner(whole) & ~centre & dice.speckle("dew", 1), BRIGHT)

@@ -1,4 +1,4 @@
-"""Advice, which is what a monitor is looked at for: rules over readings, each with its evidence."""
+"""Advice, which is what a monitor is looked at for: rules over readings."""
 
 from hotloop.apps.top.advice.advisor import Advisor as Advisor
 from hotloop.apps.top.advice.rule import Advice as Advice

@@ -5,19 +5,18 @@ from dataclasses import replace
 from hotloop.apps.top.advice.host_limits import HostMemory, Swapping
 from hotloop.apps.top.advice.recent import Recent
 from hotloop.apps.top.advice.rule import Advice, Moment, Rule
-from hotloop.apps.top.advice.shared_gpus import IDLE_FOR, IdleMemory, Newcomer, UnusedGpu
-from hotloop.apps.top.advice.starving import Pcie, Starved, Waiting
+from hotloop.apps.top.advice.shared_gpus import IDLE_FOR, IdleMemory, UnusedGpu
+from hotloop.apps.top.advice.starving import Unfed
 from hotloop.apps.top.advice.trouble import FailedGpu, MemoryErrors, Slowed
 from hotloop.monitor.reading import Reading
 
 LONGEST_GAP = 300.0  # seconds between two readings, after which what was known is forgotten: nobody looked
-EXPLAINS = {"starved": "waiting"}  # the first says why, so the second is left out
 
 
 class Advisor:
     """Gives the advice that holds after each reading, the gravest first; its memory does not grow.
 
-    `user` is the one who looks, whose processes count as theirs; memory is held idly after `idle_for` seconds.
+    Memory is held idly after `idle_for` seconds.
 
     >>> from hotloop.monitor.reading import Gpu, Host
     >>> advisor = Advisor()
@@ -26,16 +25,14 @@ class Advisor:
     'the memory of GPU 0 has had 2 errors that could not be corrected: results may be wrong'
     """
 
-    def __init__(self, *, user: str | None = None, idle_for: float = IDLE_FOR) -> None:
-        self._user = user
+    def __init__(self, *, idle_for: float = IDLE_FOR) -> None:
         self._idle_for = idle_for
         self._begin()
         self._last: float | None = None
 
     def _begin(self) -> None:
         trouble = (FailedGpu(), MemoryErrors(), HostMemory(), Swapping(), Slowed())
-        sharing = (Newcomer(self._user), IdleMemory(self._idle_for))
-        self._rules: tuple[Rule, ...] = (*trouble, *sharing, Starved(), Waiting(), Pcie(), UnusedGpu())
+        self._rules: tuple[Rule, ...] = (*trouble, IdleMemory(self._idle_for), Unfed(), UnusedGpu())
         self._recent = Recent()
         self._now = 0.0
 
@@ -49,6 +46,4 @@ class Advisor:
         self._now += min(max(passed, 0.0), LONGEST_GAP)
         self._recent.add(replace(reading, time=self._now))
         moment = Moment(self._now, reading, self._recent)
-        advice = [said for rule in self._rules for said in rule.see(moment)]
-        explained = {(EXPLAINS[said.rule], said.gpu) for said in advice if said.rule in EXPLAINS}
-        return tuple(said for said in advice if (said.rule, said.gpu) not in explained)
+        return tuple(said for rule in self._rules for said in rule.see(moment))

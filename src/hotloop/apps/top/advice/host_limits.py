@@ -29,7 +29,6 @@ class HostMemory:
                 f"the memory of the host is {share:.0f}% full: the system may end the training at any time",
                 fix="fewer DataLoader workers (each holds its own copy of the dataset object), fewer batches ahead "
                 "(`prefetch_factor`), memory-mapped data",
-                evidence={"memory_percent": round(share, 1), "memory_total": host.memory_total or 0},
             )
 
 
@@ -52,7 +51,6 @@ class Swapping:
                 None,
                 f"the host is swapping: {size(swapped)} in the last minute, which slows all that it feeds",
                 fix="fewer DataLoader workers, memory-mapped data, or less beside the training",
-                evidence={"swapped": round(swapped), "swap_used": moment.reading.host.swap_used or 0},
             )
 
 

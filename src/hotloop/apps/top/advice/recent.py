@@ -1,27 +1,30 @@
 """What makes advice calm: means over a minute instead of moments, and conditions that must last."""
 
+from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from hotloop.apps.top.history import History
 from hotloop.monitor.reading import Reading
 
 WINDOW = 60.0  # seconds over which means are taken
+APART = 0.9  # seconds from a reading that is kept to the next
 COVERED = 0.75  # share of the window that samples must span before a mean is given
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Recent:
-    """The last minute of readings."""
+    """The last minute of readings, at most one a second."""
 
     def __init__(self) -> None:
-        self._history = History(WINDOW)
-        self._asked: dict[tuple[int | None, str, float], list[float] | None] = {}  # since the last reading
+        self._readings: deque[Reading] = deque()
 
     def add(self, reading: Reading) -> None:
-        self._history.add(reading)
-        self._asked.clear()
+        readings = self._readings
+        if not readings or reading.time - readings[-1].time >= APART:
+            readings.append(reading)
+        while readings[0].time < reading.time - WINDOW:
+            readings.popleft()
 
     def mean(self, gpu: int | None, field: str, seconds: float = WINDOW) -> float | None:
         """Mean of a number of a GPU, or of the host, over the last `seconds`; None where it is known for too few."""
@@ -34,15 +37,13 @@ class Recent:
         return None if known is None else known[-1] - known[0]
 
     def _known(self, gpu: int | None, field: str, seconds: float) -> list[float] | None:
-        key = gpu, field, seconds
-        if key not in self._asked:
-            self._asked[key] = self._find(*key)
-        return self._asked[key]
-
-    def _find(self, gpu: int | None, field: str, seconds: float) -> list[float] | None:
-        series = self._history.host(field) if gpu is None else self._history.gpu(gpu, field)
-        times = self._history.times
-        pairs = [(t, v) for t, v in zip(times, series, strict=True) if v is not None and t >= times[-1] - seconds]
+        begun = self._readings[-1].time - seconds
+        pairs: list[tuple[float, float]] = []
+        for reading in self._readings:
+            for part in [reading.host] if gpu is None else [each for each in reading.gpus if each.index == gpu]:
+                value = getattr(part, field)
+                if value is not None and reading.time >= begun:
+                    pairs.append((reading.time, value))
         if not pairs or pairs[-1][0] - pairs[0][0] < seconds * COVERED:
             return None
         return [value for _, value in pairs]

@@ -1,7 +1,7 @@
 """`Advice`: what a person should know about the hardware, and what the rules that give it see."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from hotloop.apps.top.advice.recent import Recent
@@ -16,13 +16,12 @@ COMPUTING_GPU = 2.0  # percent of utilisation from which a GPU is said to be com
 
 @dataclass(frozen=True)
 class Advice(Record):
-    """Something worth saying, by which rule, and the numbers that it rests on."""
+    """Something worth saying, and by which rule."""
 
     rule: str  # a short name that stays
     gpu: int | None  # that it is about; None where it is about the host or several GPUs
-    words: str  # a sentence
+    words: str  # a sentence, with the numbers that it rests on
     fix: str | None = None  # what to do
-    evidence: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

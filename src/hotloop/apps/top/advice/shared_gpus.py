@@ -1,4 +1,4 @@
-"""Rules about who has the GPUs: idle holders of memory, newcomers, and GPUs that nobody uses."""
+"""Rules about who has the GPUs: idle holders of memory, and GPUs that nobody uses."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,6 @@ IDLE_CPU = 5.0  # percent of a core that an idle process may take: a heartbeat, 
 IDLE_GPU = 1.0  # percent of utilisation of an idle GPU
 BUSY_CPU = 50.0  # percent of a core of a process that accounts for the utilisation of its GPU
 HELD = 256 * 2**20  # bytes that are worth speaking of; an empty CUDA context takes about as much
-
-STAYED_FOR = 10.0  # seconds after which a newcomer is one, and not a passing `nvidia-smi`
 
 BESIDE_FOR = 120.0  # seconds for which one GPU must be idle beside a full one
 FULL_GPU = 90.0  # percent of utilisation of a GPU that can do no more
@@ -71,65 +69,6 @@ def _held_by(gpu: Gpu, process: Process, seconds: float) -> Advice:
         gpu.index,
         f"{size(process.memory)} of GPU {gpu.index} is held by {name_of(process, f'idle for {idle}')}",
         fix=fix,
-        evidence={
-            "pid": process.pid,
-            "memory": process.memory or 0,
-            "idle_seconds": round(seconds),
-            "cpu": process.cpu or 0.0,
-        },
-    )
-
-
-class Newcomer:
-    """A process that began to use a GPU while one of yours was there, and that has stayed for 10 s.
-
-    Yours are the processes of this program; where it has none on that GPU, as in `hotloop top`, those of `user`.
-    """
-
-    def __init__(self, user: str | None = None) -> None:
-        self._user = user
-        self._before: dict[int, set[int]] = {}  # GPU → processes in the reading before
-        self._came: dict[tuple[int, int], float] = {}  # newcomers that are still there, and when they came
-
-    def see(self, moment: Moment) -> Iterator[Advice]:
-        for gpu in moment.reading.gpus:
-            if gpu.processes is None:
-                continue  # not known for once: nobody came or went
-            computing = [process for process in gpu.processes if process.kind != "graphics"]
-            yours = self._yours(computing)
-            self._note(gpu.index, computing, yours, moment.now)
-            for process in computing:
-                seconds = moment.now - self._came.get((gpu.index, process.pid), moment.now)
-                if seconds >= STAYED_FOR and yours:
-                    yield _came(gpu, process, seconds)
-
-    def _yours(self, processes: list[Process]) -> set[int]:
-        ours = {process.pid for process in processes if process.ours}
-        if ours or self._user is None:
-            return ours
-        return {process.pid for process in processes if process.user == self._user}
-
-    def _note(self, index: int, processes: list[Process], yours: set[int], now: float) -> None:
-        there = {process.pid for process in processes}
-        before = self._before.get(index)
-        if before is not None and before & yours:
-            for pid in there - before - yours:
-                self._came[index, pid] = now
-        self._came = {key: when for key, when in self._came.items() if key[0] != index or key[1] in there}
-        self._before[index] = there
-
-
-def _came(gpu: Gpu, process: Process, seconds: float) -> Advice:
-    holds = "" if process.memory is None else f" and holds {size(process.memory)}"
-    evidence: dict[str, float | str] = {"pid": process.pid, "seconds": round(seconds)}
-    if process.memory is not None:
-        evidence["memory"] = process.memory
-    return Advice(
-        "newcomer",
-        gpu.index,
-        f"another process, {name_of(process)}, came to GPU {gpu.index} while yours ran{holds}",
-        fix="both are slower for it: agree on who has which GPU (`CUDA_VISIBLE_DEVICES` chooses)",
-        evidence=evidence,
     )
 
 
@@ -169,14 +108,10 @@ def _beside(idle: list[int], full: Gpu, recent: Recent) -> Advice:
     which = f"GPU {numbers} is" if len(idle) == 1 else f"GPUs {numbers} are"
     utilisation, memory = recent.mean(full.index, "utilisation") or 0.0, share_of_memory(full)
     has = f"utilisation {utilisation:.0f}%" + ("" if memory is None else f", memory {memory:.0f}%")
-    evidence: dict[str, float | str] = {"idle": numbers, "full": full.index, "utilisation": round(utilisation, 1)}
-    if memory is not None:
-        evidence["memory_percent"] = round(memory, 1)
     return Advice(
         "idle-gpu",
         idle[0] if len(idle) == 1 else None,
         f"{which} idle while GPU {full.index} is full ({has})",
         fix=f"train on several (`torchrun --nproc-per-node={len(idle) + 1} script.py`), "
         f"or start the next run there (`CUDA_VISIBLE_DEVICES={idle[0]}`)",
-        evidence=evidence,
     )

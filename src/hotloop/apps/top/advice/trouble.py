@@ -22,13 +22,11 @@ class FailedGpu:
     def see(self, moment: Moment) -> Iterator[Advice]:
         for gpu in moment.reading.gpus:
             if gpu.error is not None:
-                error = printable(gpu.error)
                 yield Advice(
                     "failed",
                     gpu.index,
-                    f"GPU {gpu.index} does not answer: {error}",
+                    f"GPU {gpu.index} does not answer: {printable(gpu.error)}",
                     fix="see what the driver says (`sudo dmesg | grep -i xid`); then reset the GPU or restart",
-                    evidence={"error": error},
                 )
 
 
@@ -44,7 +42,6 @@ class MemoryErrors:
                     gpu.index,
                     f"the memory of GPU {gpu.index} has had {errors} that could not be corrected: results may be wrong",
                     fix="go on from a checkpoint of before; reset the GPU or restart; where it comes again, replace it",
-                    evidence={"ecc_uncorrected": gpu.ecc_uncorrected},
                 )
 
 
@@ -102,21 +99,6 @@ _SLOWED = {
 
 def _slowed(gpu: Gpu, kind: str, share: float | None) -> Advice:
     what, fix = _SLOWED[kind]
-    numbers = {
-        "clocks_percent": None if share is None else round(share, 1),
-        "temperature": gpu.temperature,
-        "power": gpu.power,
-        "power_limit": gpu.power_limit,
-    }
     clocks = "" if share is None else f": clocks at {share:.0f}%"
     heat = f" ({gpu.temperature:.0f} °C)" if kind == HEAT and gpu.temperature is not None else ""
-    return Advice(
-        kind,
-        gpu.index,
-        f"GPU {gpu.index} {what}{heat}{clocks}",
-        fix=fix.format(gpu=gpu.index),
-        evidence={
-            "reasons": ", ".join(map(printable, gpu.throttled or ())),
-            **{name: value for name, value in numbers.items() if value is not None},
-        },
-    )
+    return Advice(kind, gpu.index, f"GPU {gpu.index} {what}{heat}{clocks}", fix=fix.format(gpu=gpu.index))

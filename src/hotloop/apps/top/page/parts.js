@@ -148,8 +148,7 @@ function showProcess(row, process, time) {
   const [gpu, memory, , pid, user, cpu, kind, runs] = row.cells;
   say(gpu, String(process.gpu));
   say(memory, bytes(process.memory));
-  const rank = (process.rank ?? null) === null ? "" : `, rank ${process.rank} of ${process.ranks}`;
-  say(row.querySelector(".program"), (process.name ?? UNKNOWN) + rank);
+  say(row.querySelector(".program"), process.name ?? UNKNOWN);
   row.querySelector(".ours").hidden = !process.ours;
   say(row.querySelector("small"), process.command ?? "");
   row.querySelector("small").title = process.command ?? "";

@@ -1,0 +1,334 @@
+"""`Part`: something that a run has beside its steps. `Parts`: those of a run, in their order."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
+
+from torch import Tensor
+
+from hotloop.checkpoint.damage import unusable
+from hotloop.errors import BadArgument, HotloopError
+from hotloop.evaluation import Metrics
+from hotloop.monitor.logs import Logged
+from hotloop.objective.objectives import Predict
+from hotloop.records import Epoch, Record, is_of, restored
+from hotloop.training.callbacks import RunHooks
+from hotloop.training.scores import Scored
+
+if TYPE_CHECKING:
+    from hotloop.training.kernel import RunState
+    from hotloop.training.saving import Saver
+
+T = TypeVar("T")
+Saved = Annotated[T, "saved"]  # the type of a field that a checkpoint holds
+_MOST = 1 << 62  # of a count
+
+
+@dataclass(frozen=True)
+class FitArguments:
+    """What a run was asked for; each part takes what is its own."""
+
+    loader: Iterable[Any]
+    validate: Iterable[Any] | None
+    transform: object
+    metrics: Metrics | None
+    predict: Predict
+    hooks: RunHooks
+    scored: Scored | None  # the criterion, where it adds up metrics
+    saver: "Saver | None"
+    time_limit: float | None  # seconds
+    progress: bool | None
+    monitor: bool
+    log: Logged
+
+
+class Part:
+    """A part overrides the hooks that it needs, and costs nothing in the others.
+
+    Fields of the type `Saved[…]` are in a checkpoint, are checked before they are loaded and undone if loading fails.
+    Parts know of one another by the `RunState` alone; `after` names those whose hooks come first.
+    """
+
+    name: ClassVar[str]
+    after: ClassVar[tuple[str, ...]] = ()
+    _saved_fields: ClassVar[dict[str, Any]]
+    needs_epochs_now: bool = False  # whether an epoch must be known before the next one begins
+    may_be_new: bool = False  # whether a run may go on that did not have it
+    differs: str | None = None  # why a resumed run may differ from one that never stopped
+    says: str | None = None  # what else a person is told of a resumed run
+
+    def __init__(self, run: "RunState", asked: FitArguments) -> None:
+        self.run = run
+
+    def see_all(self, parts: "Parts") -> None:
+        """For the one part that keeps the states of all."""
+
+    # The moments of a run
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """From before the first epoch to after the last one, however the run ends."""
+        yield
+
+    def begin(self) -> None:
+        """Before the first epoch."""
+
+    def begin_epoch(self) -> None:
+        """Before the batches of an epoch, or of the rest of one."""
+
+    def before_step(self, batches: int) -> None:
+        """Before a step on a batch, or after one on several."""
+
+    def after_step(self, loss: Tensor | None, batches: int) -> None:
+        """After a step; `loss` is None after one on several batches."""
+
+    def is_due(self) -> bool:
+        """Whether it wants to save now."""
+        return False
+
+    def between_windows(self, ends: bool) -> None:
+        """Where the run is to be saved, or ends, in the middle of an epoch."""
+
+    def after_batches(self) -> None:
+        """After the last batch of an epoch, and an update with it."""
+
+    def end_epoch(self, whole: bool) -> None:
+        """After the batches of an epoch, or of the part of one that was trained."""
+
+    def known_epochs(self, wait: bool) -> Sequence[tuple[Epoch, bool]]:
+        """The epochs whose losses are known by now, and whether they are whole; with `wait`, all that have ended."""
+        return ()
+
+    def complete(self, epoch: Epoch) -> Epoch:
+        """The record of an epoch with what it knows of its training."""
+        return epoch
+
+    def before_evaluation(self) -> None:
+        """Before an epoch is evaluated, which may be cut short."""
+
+    def evaluate(self, epoch: Epoch) -> Epoch:
+        """The record of an epoch with its scores."""
+        return epoch
+
+    def epoch_known(self, epoch: Epoch) -> None:
+        """An epoch has its record, perhaps that of a part of it."""
+
+    def epoch_done(self, epoch: Epoch) -> None:
+        """The same where it was trained and evaluated whole."""
+
+    def after_epoch(self) -> None:
+        """After a whole epoch and everything that belongs to it."""
+
+    def end(self) -> None:
+        """After the last epoch."""
+
+    def finish(self) -> None:
+        """After that, in reverse order: the last words."""
+
+    def close(self) -> None:
+        """However the run ended, and where it did not begin."""
+
+    def report(self) -> Mapping[str, Any]:
+        """Its fields of the `Report`."""
+        return {}
+
+    # What a checkpoint holds of it
+
+    @classmethod
+    def saved_fields(cls) -> dict[str, Any]:
+        """The names and types of its fields that a checkpoint holds."""
+        if "_saved_fields" not in vars(cls):
+            hints = get_type_hints(cls, include_extras=True, localns={"RunState": object})
+            cls._saved_fields = {name: get_args(h)[0] for name, h in hints.items() if "saved" in get_args(h)[1:]}
+        return cls._saved_fields
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state as plain data and tensors."""
+        return {name: _plain(getattr(self, name)) for name in self.saved_fields()}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise for a state that is damaged or of another run, before anything has changed."""
+        for name, hint in self.saved_fields().items():
+            if name in state or not hasattr(type(self), name):  # an older checkpoint may lack what has a default
+                try:
+                    is_sound = _is_sound(hint, restored(hint, state[name]))
+                except (TypeError, ValueError, LookupError, AttributeError):
+                    is_sound = False
+                if not is_sound:
+                    raise unusable(f"{self.name}.{name} is not what a run of this loop saves there")
+
+    def adapt(self, tree: dict[str, Any]) -> None:
+        """Edit the tree of a checkpoint for this rank."""
+
+    def before_load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        """Load what the loading of other parts depends on."""
+
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        """Load a state that was checked; `undo` is called where another part cannot load its own."""
+        undo.callback(partial(vars(self).update, dict(vars(self))))
+        for name, hint in self.saved_fields().items():
+            if name in state:
+                setattr(self, name, restored(hint, state[name]))
+
+    def load_weights(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        """Load what is too large to be undone, and was checked."""
+
+    def after_load(self, state: Mapping[str, Any]) -> None:
+        """Load what depends on the weights, in reverse order; nothing may fail any more."""
+
+
+@contextmanager
+def all_or_nothing() -> Iterator[ExitStack]:
+    """A stack whose callbacks run, the last first, only where the block raises; other errors are explained."""
+    with ExitStack() as undo:
+        try:
+            yield undo
+        except HotloopError:
+            raise
+        except Exception as error:
+            raise unusable(f"{type(error).__name__}: {error}") from error
+        undo.pop_all()
+
+
+def _plain(value: Any) -> Any:
+    """A value whose records are plain data."""
+    if isinstance(value, Record):
+        return value.to_json()
+    return [*map(_plain, value)] if type(value) in (list, tuple) else value
+
+
+def _is_sound(hint: Any, value: Any) -> bool:
+    """Whether a value is of a type; counts are not negative."""
+    counts = value if isinstance(value, tuple | list) else (value,)
+    return is_of(hint, value, finite=False) and all(0 <= each < _MOST for each in counts if type(each) is int)
+
+
+class Parts:
+    """The parts of a run in their order; its methods call the hooks that they have for a moment."""
+
+    begin: Callable[[], None]
+    begin_epoch: Callable[[], None]
+    before_step: Callable[[int], None]
+    after_step: Callable[[Tensor | None, int], None]
+    between_windows: Callable[[bool], None]
+    after_batches: Callable[[], None]
+    end_epoch: Callable[[bool], None]
+    before_evaluation: Callable[[], None]
+    epoch_known: Callable[[Epoch], None]
+    epoch_done: Callable[[Epoch], None]
+    after_epoch: Callable[[], None]
+    end: Callable[[], None]
+    finish: Callable[[], None]
+    close: Callable[[], None]
+    _CALLED: ClassVar = (
+        *("begin", "begin_epoch", "before_step", "after_step", "between_windows", "after_batches", "end_epoch"),
+        *("before_evaluation", "epoch_known", "epoch_done", "after_epoch", "end", "close"),
+    )
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.all = _in_order(parts)
+        for part in self.all:
+            part.see_all(self)
+        for hook in self._CALLED:
+            setattr(self, hook, _each(self._having(hook)))
+        self.finish = _each(self._having("finish")[::-1])
+        self._due = self._having("is_due")
+        self._evaluate = self._having("evaluate")
+        self._needs_epochs_now = any(part.needs_epochs_now for part in self.all)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether epochs are evaluated."""
+        return bool(self._evaluate)
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """All contexts, that of the first part outermost."""
+        with ExitStack() as stack:
+            for enter in self._having("around"):
+                stack.enter_context(enter())
+            yield
+
+    def is_due(self) -> bool:
+        for due in self._due:  # noqa: SIM110  # `any` would make a generator, in every step
+            if due():
+                return True
+        return False
+
+    def known_epochs(self, wait: bool) -> list[tuple[Epoch, bool]]:
+        several = [known(wait or self._needs_epochs_now) for known in self._having("known_epochs")]
+        return [each for known in several for each in known]
+
+    def complete(self, epoch: Epoch) -> Epoch:
+        for complete in self._having("complete"):
+            epoch = complete(epoch)
+        return epoch
+
+    def evaluate(self, epoch: Epoch) -> Epoch:
+        for evaluate in self._evaluate:
+            epoch = evaluate(epoch)
+        return epoch
+
+    def report(self) -> dict[str, Any]:
+        """The fields of the `Report`."""
+        return {name: value for part in self.all for name, value in part.report().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the run, by part."""
+        return {part.name: state for part in self.all if (state := part.state_dict())}
+
+    def check(self, tree: Any) -> None:
+        """Raise for a checkpoint that is not one of this run."""
+        for part in self.all:
+            state = tree.get(part.name) if isinstance(tree, Mapping) else None
+            if isinstance(state, Mapping):
+                part.check(state)
+            elif (part.saved_fields() or type(part).check is not Part.check) and not part.may_be_new:
+                raise BadArgument(
+                    f"the checkpoint is not one of Loop.fit: it has nothing of the part {part.name!r}",
+                    fix="choose another folder for this run",
+                )
+
+    def load(self, tree: dict[str, Any], check: Callable[[], None]) -> None:
+        """Load a checkpoint; where it is of another run, or damaged, nothing has changed.
+
+        `check` is called when the position is known, and raises where the rest of the run is impossible.
+        """
+        with all_or_nothing() as undo:
+            self.check(tree)
+            for part in self.all:
+                part.adapt(tree)
+            for load in ("before_load", "load"):
+                for part in self.all:
+                    getattr(part, load)(tree.get(part.name, {}), undo)
+            check()
+            for part in self.all:
+                part.load_weights(tree.get(part.name, {}), undo)
+            for part in self.all[::-1]:
+                part.after_load(tree.get(part.name, {}))
+
+    def _having(self, hook: str) -> list[Callable[..., Any]]:
+        """The hooks of those parts that have one of their own."""
+        return [getattr(part, hook) for part in self.all if getattr(type(part), hook) is not getattr(Part, hook)]
+
+
+def _in_order(parts: Sequence[Part]) -> list[Part]:
+    """Each part behind those that it names in `after`, and else as they were given."""
+    named = {part.name: part for part in parts}
+    sorter = TopologicalSorter({part.name: [each for each in part.after if each in named] for part in parts})
+    return [named[name] for name in sorter.static_order()]
+
+
+def _each(hooks: Sequence[Callable[..., Any]]) -> Callable[..., None]:
+    """A call of each of these."""
+    if len(hooks) == 1:
+        return hooks[0]
+
+    def call(*given: Any) -> None:
+        for hook in hooks:
+            hook(*given)
+
+    return call

@@ -1,0 +1,62 @@
+"""Where a run is in its data."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from hotloop.data import Position
+from hotloop.training.kernel import RunState
+from hotloop.training.part import FitArguments, Part, Saved
+from hotloop.training.state import loader_rng_restorer
+
+
+class Data(Part):
+    """Ends the workers of the loader, and brings it to where a checkpoint has left it."""
+
+    name = "data"
+    after = ("loop",)
+    epoch: Saved[int]  # epochs that are done
+    batches: Saved[int | None]  # of the next one; None between two epochs
+    position: Saved[dict[str, Any]]
+
+    def __init__(self, run: RunState, asked: FitArguments) -> None:
+        super().__init__(run, asked)
+        self._loader = asked.loader
+
+    def close(self) -> None:
+        self.run.core.rest()
+
+    def end_epoch(self, whole: bool) -> None:
+        if whole and self.run.epoch + 1 == self.run.epochs:
+            self.run.core.end_workers()  # which takes a while, in which a GPU is still busy
+
+    def finish(self) -> None:
+        self.run.core.rest()  # while the death of workers is not told everywhere
+
+    def state_dict(self) -> dict[str, Any]:
+        run, stream = self.run, self.run.core.stream
+        assert stream is not None
+        run.unsaved |= {*stream.changed_in_workers}
+        self.epoch, self.batches = run.epoch, None if run.is_between else run.batches
+        self.position = stream.position(self.batches).state_dict()
+        return super().state_dict()
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        super().check(state)
+        Position.from_state_dict(state["position"])
+
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        super().load(state, undo)
+        core = self.run.core
+        undo.callback(partial(vars(core).update, stream=core.stream, seen_before=core.seen_before))
+        undo.callback(loader_rng_restorer(self._loader))
+        run = self.run
+        run.epoch, run.batches, run.is_between = self.epoch, self.batches or 0, self.batches is None
+        core.stream = core.stream_of(self._loader)
+        where = Position.from_state_dict(self.position)
+        resumption = core.stream.resume(where, lambda done, every: self.run.say(f"batch {done} of {every}"))
+        self.differs = resumption.reason
+        if where.consumed is not None:
+            core.epoch -= 1  # it begins once more
+            core.seen_before = core.watch.state_dict()

@@ -1,0 +1,53 @@
+"""What a person sees of a run while it trains, and its last words."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from hotloop.records import Epoch
+from hotloop.training.display import Display
+from hotloop.training.kernel import RunState
+from hotloop.training.part import FitArguments, Part
+from hotloop.training.stop import ending_words
+
+
+class Progress(Part):
+    """Shows the run by a `Display`."""
+
+    name = "progress"
+    after = ("signals",)
+
+    def __init__(self, run: RunState, asked: FitArguments) -> None:
+        super().__init__(run, asked)
+        self._show = asked.progress
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        run = self.run
+        done = run.epoch * (run.length or 0) + run.batches
+        with Display(run.epochs, run.length, self._show, done=done) as self._display:
+            before, run.core.tuner.say = run.core.tuner.say, self._display.say
+            run.say = self._display.say
+            try:
+                yield
+            finally:
+                run.core.tuner.say = before
+
+    def after_step(self, loss: Tensor | None, batches: int) -> None:
+        run = self.run
+        self._display.stretch(batches, run.epoch + 1, run.core.watch.latest, run.rate)
+
+    def epoch_known(self, epoch: Epoch) -> None:
+        self._display.epoch(epoch)
+
+    def finish(self) -> None:
+        """Say why the run ended early, what was saved, and how to resume."""
+        run = self.run
+        if not run.stop.asked or run.is_complete:
+            return
+        place = f"step {run.loop.steps:,}, epoch {min(run.epoch + 1, run.epochs)} of {run.epochs}"
+        saved = None if run.saver is None else (run.saver.folder, run.saver.last)
+        is_writing = run.saver is not None and run.saver.writer.busy
+        words = ending_words(run.stop.why or "", place, saved, is_writing=is_writing)
+        self._display.say(f"{words}: nothing is left to train" if run.is_done and not run.items else words)

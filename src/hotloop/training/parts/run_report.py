@@ -1,0 +1,84 @@
+"""What a run did, as it was measured."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from hotloop.plan import Plan
+from hotloop.records import PlanChange
+from hotloop.training.claims import each, fields, record, require
+from hotloop.training.kernel import RunState
+from hotloop.training.part import FitArguments, Part, Saved
+
+
+class Reporting(Part):
+    """Notes what there was when the run began, and the plans that it carried out."""
+
+    name = "report"
+    started: Saved[str]
+    seconds: Saved[float] = 0.0
+    tuning: Saved[float] = 0.0  # seconds in which plans were tried
+    peak_memory: Saved[int] = 0
+    before: Saved[tuple[int, int, int, int]]  # steps, skipped steps, batches and failures of earlier runs of this loop
+    plans: Saved[list[PlanChange]]
+
+    def __init__(self, run: RunState, asked: FitArguments) -> None:
+        super().__init__(run, asked)
+        core = run.core
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.before = (run.loop.steps, run.loop.skipped, core.watch.batches, run.loop.out_of_memory)
+        self.plans = []
+        self._noted = len(core.plans) - 1  # plans of the loop up to the one that this part of the run begins with
+        self._last, self._tuned = time.perf_counter(), core.tuner.seconds
+        if run.loop.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(run.loop.device)
+
+    def report(self) -> Mapping[str, Any]:
+        self._measure()
+        run, loop = self.run, self.run.loop
+        steps, skipped, first, failures = self.before
+        return {
+            "started": self.started,
+            "seconds": self.seconds,
+            "steps": loop.steps - steps,
+            "skipped": loop.skipped - skipped,
+            "interrupted": run.stop.asked and not (run.is_complete or run.is_done),
+            "curve": tuple((batch - first, loss) for batch, loss in run.core.watch.curve if batch > first),
+            "peak_memory": self.peak_memory if loop.device.type == "cuda" else None,
+            "tuning": self.tuning,
+            "out_of_memory": loop.out_of_memory - failures,
+            "stopped": None if run.is_complete else run.stop.why,
+            "watched": run.items,
+            "plans": tuple(self.plans),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        self._measure()
+        return super().state_dict()
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        super().check(state)
+        require(each(fields(plan=record(Plan))), state["plans"], "report.plans")
+
+    def after_load(self, state: Mapping[str, Any]) -> None:
+        self.run.core.journal("that of the checkpoint")
+        self._noted = len(self.run.core.plans) - 1
+
+    def _measure(self) -> None:
+        """Add what was done since the last time to what was noted before, in earlier parts of the run too."""
+        core, now = self.run.core, time.perf_counter()
+        self.seconds, self._last = self.seconds + now - self._last, now
+        self.tuning, self._tuned = self.tuning + core.tuner.seconds - self._tuned, core.tuner.seconds
+        if core.device.type == "cuda":
+            self.peak_memory = max(self.peak_memory, torch.cuda.max_memory_allocated(core.device))
+        core.journal("the step was changed while it ran")  # where many steps at once have not noted it yet
+        steps, _, batches, _ = self.before
+        for change in core.plans[self._noted :]:
+            if not self.plans or self.plans[-1].plan != change.plan:
+                step, batch = max(0, change.step - steps), max(0, change.batch - batches)
+                self.plans.append(replace(change, step=step, batch=batch))
+        self._noted = len(core.plans)
