@@ -156,8 +156,8 @@ class Core:
             if len(drawn) > 1 and self.watch.batches >= self.tuner.due:
                 self._before_step(loader, transform, None, drawn, resident)
             origins = [resident.origin(number + i, each) for i, each in enumerate(drawn)]
-            holds = len(drawn) > 1 and resident.holds(*drawn)
-            stretch = self.stretches.of(self.step.captured, resident, drawn, transform) if holds else None
+            several = len(drawn) > 1
+            stretch = self.stretches.of(self.step.captured, resident, drawn, transform) if several else None
             if stretch is not None:
                 losses = stretch.run(drawn, self.schedule if self.schedule.schedulers else None)
                 if losses is not None:
