@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from hotloop.apps.simulate.allocator import Allocator, Block, Full
 from hotloop.errors import BadArgument
-from hotloop.files.whole import write_whole
 from hotloop.printing.text import printable, size
 from hotloop.records import Record
+from hotloop.records.files import write_whole
 
 ACTIONS = (
     "alloc",

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from harness.about import facts
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 ROWS, TURNS, WARM = 4096, 9, 1000  # of a rollout; pairs of measurements; steps by hand before them
 

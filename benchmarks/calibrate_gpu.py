@@ -36,7 +36,7 @@ from hotloop.apps.simulate.products import Product
 from hotloop.apps.simulate.table import ArchitectureTable, HostCost, Link, default_table
 from hotloop.apps.simulate.work import Tf32, WorkPart, parts_of, switches
 from hotloop.device.clock import synchronize
-from hotloop.files.whole import write_json, write_whole
+from hotloop.records.files import write_json, write_whole
 
 TABLES = Path(__file__).resolve().parents[1] / "src" / "hotloop" / "apps" / "simulate" / "tables"
 META = torch.device("meta")

@@ -36,7 +36,7 @@ from hotloop.apps.simulate.cards import Card, card, cards
 from hotloop.apps.simulate.convolution_workspaces import Case
 from hotloop.apps.simulate.library_memory import TABLES, Constants, tables
 from hotloop.errors import DeviceUnavailable, HotloopError
-from hotloop.files.whole import write_whole
+from hotloop.records.files import write_whole
 from memory_cases import ANY, CASES, GRID, MORE, OTHER_KERNELS, SEQUENCES, STRIDED, UNEQUAL, USUAL, VOLUMES
 from memory_measures import (
     PARTS,

@@ -23,7 +23,7 @@ import hotloop
 from harness.about import facts
 from harness.models import GPT, GPTSize
 from hotloop.checkpoint.store import Store
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 
 def objective(model: nn.Module, batch: tuple[Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 
 import hotloop
 from harness.about import facts
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 PAGES = {  # and the packages of each
     "lightning": ("lightning",),

@@ -41,7 +41,7 @@ from hotloop.apps.sprites.drawing import guess_hidden
 from hotloop.apps.sprites.making import CLASSES, make
 from hotloop.apps.sprites.models import MASK, Classifier, Drawer, Size
 from hotloop.device.clock import synchronize
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ("plain", "auto")

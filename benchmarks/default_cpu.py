@@ -31,7 +31,7 @@ import hotloop
 from harness.about import facts
 from harness.data import images, rows, tokens
 from harness.models import mlp
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 LEAST = 0.97  # times the tutorial's loop, which no workload may be under
 BUSY = 0.15  # of the processor time of the machine that other programs may take before a pair of runs is repeated

@@ -37,7 +37,7 @@ import hotloop
 from harness.about import facts
 from harness.packages import MissingPackage, require
 from hotloop.device.clock import synchronize
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 WARM = 5  # steps of the tutorial's loop before it is timed
 SHARE = 0.7  # of the seconds that hotloop's run would take in the tutorial's loop, for which that is timed

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from harness.about import facts
 from hotloop.checkpoint.tree import pack
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 BATCHES = 16  # of an epoch
 STEPS = 32  # of the run, for each kill

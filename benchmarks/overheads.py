@@ -18,7 +18,7 @@ import hotloop
 from harness.about import facts
 from hotloop.apps.sprites.making import make
 from hotloop.device.clock import synchronize
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 QUIET = 0.1  # of the steps, the quickest: those in which nothing else had the core
 

@@ -30,9 +30,9 @@ from harness.running import fresh_start
 from harness.switches import OwnSwitches
 from harness.workloads import Workload, workload
 from hotloop.errors import HotloopError
-from hotloop.files.whole import write_json
 from hotloop.plan import Plan
 from hotloop.printing.text import size
+from hotloop.records.files import write_json
 
 WORKLOADS = ("mlp", "cnn", "resnet18", "dcgan", "lstm", "llama", "bert", "unet", "unseen-vit")
 TUTORIAL = 30  # batches

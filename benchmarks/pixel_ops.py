@@ -30,9 +30,9 @@ from hotloop import measure
 from hotloop.apps.sprites import pixels as ops
 from hotloop.apps.sprites.making import make
 from hotloop.device.machine import cpu_name
-from hotloop.files.whole import write_json
 from hotloop.printing.text import count, duration
 from hotloop.records import Record, Timing
+from hotloop.records.files import write_json
 
 COLUMNS, GAP, INK, SCALE = 64, 1, (34, 32, 52, 255), 4
 Pictures = list[Image.Image]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import hotloop
 from harness.about import facts
-from hotloop.files.whole import write_json
 from hotloop.monitor.reading import Reading
 from hotloop.monitor.sampler import Sampler
+from hotloop.records.files import write_json
 
 
 def cost(readings: int, interval: float) -> tuple[dict[str, float], Reading]:

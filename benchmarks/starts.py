@@ -34,7 +34,7 @@ from harness.contestants.hot import in_words, loop_of
 from harness.end_to_end import CACHES, of_length, pace_of
 from harness.workloads import WORKLOADS, workload
 from hotloop.device.clock import synchronize
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 KINDS = ("tutorial", "default")
 PACE = 3.0  # seconds of the tutorial's loop that its rate is taken from

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from harness.about import facts
 from hotloop.device.clock import synchronize
-from hotloop.files.whole import write_json
 from hotloop.printing.text import count
+from hotloop.records.files import write_json
 
 KINDS = ("direct", "prefetched", "resident")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import hotloop
-from hotloop.files.whole import write_whole
+from hotloop.records.files import write_whole
 
 EXAMPLES = Path(__file__).resolve().parent
 ROOT = EXAMPLES.parent

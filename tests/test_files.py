@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.files.whole import write_whole
+from hotloop.records.files import write_whole
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o000, 0o666)])

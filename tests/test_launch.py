@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from hotloop.errors import BadArgument, DeviceUnavailable
-from hotloop.launch import worker
-from hotloop.launch.reach import Endpoint, is_here, wait_for
-from hotloop.launch.torchrun import LaunchRequest, line_for
+from hotloop.scripts import rank_worker
+from hotloop.scripts.torchrun import Endpoint, LaunchRequest, is_here, line_for, wait_for
 
 from .ranks.conftest import free_port
 from .warm import HOTLOOP, Warm, stand_in
@@ -142,7 +141,7 @@ def test_this_machine_is_known() -> None:
     assert not is_here("nowhere.invalid")
 
 
-WORKER = worker.__file__
+WORKER = rank_worker.__file__
 OWN_HOOK = "import sys\nsys.excepthook = lambda kind, error, trace: print('mine:', error, trace.tb_lineno)\n1 / 0\n"
 
 
@@ -163,7 +162,7 @@ def test_a_rank_tells_its_error_in_the_way_that_suits_it(tmp_path: Path, warm: W
     code, _, err = told("syntax.py", "SyntaxError: invalid syntax")
     assert (code, err.startswith(who)) == (1, True)
     assert err.endswith("SyntaxError: invalid syntax\n")
-    assert "worker.py" not in err
+    assert "rank_worker.py" not in err
 
 
 def test_a_verb_of_hotloop_tells_its_mistake_without_a_traceback(tmp_path: Path, warm: Warm) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hotloop import Loop
-from hotloop.files.whole import write_json
 from hotloop.records import Epoch, Report, Timing, epochs_table
+from hotloop.records.files import write_json
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 names = st.dictionaries(st.text(max_size=5), numbers, max_size=3)

@@ -276,7 +276,7 @@ def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:
     from harness.charts import bars, curves
     from harness.pages import benchmark_page, benchmark_run
     from harness.roofline import roofline
-    from hotloop.files.whole import write_json, write_whole
+    from hotloop.records.files import write_json, write_whole
     from hotloop.report.runs import DATA, PAGE
 
     figures = _write_figures(benchmark, folder)
@@ -298,7 +298,7 @@ def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:
 
 
 def _write_figures(benchmark: "Benchmark", folder: Path) -> Path:
-    from hotloop.files.whole import write_json
+    from hotloop.records.files import write_json
 
     path = folder / f"{benchmark.date.split('+')[0].replace(':', '-')}.json"
     write_json(path, benchmark.to_json())

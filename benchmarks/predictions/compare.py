@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from hotloop.files.whole import write_whole
+from hotloop.records.files import write_whole
 from hotloop.report.plots import LIGHT, dress, encoded
 
 GIB = 2**30

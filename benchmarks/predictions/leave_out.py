@@ -31,7 +31,7 @@ from hotloop.apps.simulate.running import Simulator
 from hotloop.apps.simulate.simulation_record import Peak, PeakInterval
 from hotloop.apps.simulate.uncertainty import Spread, verdict
 from hotloop.apps.simulate.workspaces import Asked, planned
-from hotloop.files.whole import write_json, write_whole
+from hotloop.records.files import write_json, write_whole
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 ASKED = RESULTS / "asked_h200.json.gz"

@@ -25,7 +25,7 @@ from children import Child, Hear, Tell
 from watched import Gpu, bracket, fits, quiet, timed
 
 from harness.about import commit, versions
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 TOGETHER = 12  # processes at once
 ROOM = 125 * GIB  # of the GPU for all of them

@@ -30,7 +30,7 @@ from hotloop.apps.simulate.running import Simulator
 from hotloop.apps.simulate.simulation_record import Simulation
 from hotloop.apps.simulate.table import load
 from hotloop.errors import HotloopError
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 
 CAPPED = Path(__file__).with_name("capped.py")
 LIMIT = 600.0  # seconds for one simulation on a slow machine

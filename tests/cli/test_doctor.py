@@ -14,6 +14,7 @@ import pytest
 
 from hotloop.apps.doctor.diagnosis import Diagnosis
 from hotloop.apps.doctor.examination import Examination
+from hotloop.records import files
 
 from ..processes import gone
 from ..warm import HOTLOOP, Warm
@@ -181,17 +182,16 @@ def test_ctrl_c_ends_the_script_and_leaves_nothing(tmp_path: Path, warm: Warm) -
 
 def test_fixes_of_several_files_are_written_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hotloop.apps.doctor.doctor_verb import _write
-    from hotloop.files import whole
 
     first, second = tmp_path / "train.py", tmp_path / "data.py"
-    write = whole.write_whole
+    write = files.write_whole
 
     def full(file: Path, content: bytes) -> None:
         if file == second:
             raise OSError("no space left")
         write(file, content)
 
-    monkeypatch.setattr(whole, "write_whole", full)
+    monkeypatch.setattr(files, "write_whole", full)
     for file in (first, second):
         file.write_text("slow\n")
     with pytest.raises(OSError, match="no space"):

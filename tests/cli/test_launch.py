@@ -92,7 +92,7 @@ def test_the_rank_that_fails_first_is_named_with_its_traceback_once(folder: Path
         "  its traceback is above; the other ranks of this machine were ended\n"
     )
     assert str(folder / "script.py") in done.stderr
-    for foreign in ("torch/distributed", "ChildFailedError", "worker.py", "runpy", "scripts.py"):
+    for foreign in ("torch/distributed", "ChildFailedError", "rank_worker.py", "runpy", "scripts.py"):
         assert foreign not in done.stderr
 
 

@@ -168,7 +168,7 @@ def test_a_mistake_is_one_clear_message_and_leaves_nothing(run: Run, tmp_path: P
 
 
 def test_ranks_train_as_one_and_speak_once(tmp_path: Path, warm: Warm) -> None:
-    command = ("-m", "hotloop.launch.worker", *HOTLOOP, "train", "mine.py:build", "--save", "run", "--json")
+    command = ("-m", "hotloop.scripts.rank_worker", *HOTLOOP, "train", "mine.py:build", "--save", "run", "--json")
     first, second = Launch(warm, *command, cwd=tmp_path).wait()
     assert (first.code, second.code) == (0, 0), first.err
     assert second.out == ""

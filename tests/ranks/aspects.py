@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 import hotloop
 from hotloop.checkpoint.store import Store
 from hotloop.errors import BadArgument
-from hotloop.files.whole import write_json
 from hotloop.levers import compile as lever
+from hotloop.records.files import write_json
 from hotloop.step import compilation
 
 SAVED = Path("saved")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.errors import OutputError
-from hotloop.files.whole import finite
+from hotloop.records.files import finite
 from hotloop.report.run_folder import new_run
 
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0

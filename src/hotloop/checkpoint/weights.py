@@ -18,8 +18,8 @@ from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import SUMS
 from hotloop.checkpoint.tensorfile import DTYPE_NAMES, HostSource, in_file_order, write_tensors
 from hotloop.errors import BadArgument
-from hotloop.files.whole import whole
 from hotloop.printing.text import an, printable, shorten
+from hotloop.records.files import whole
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 INNER = ("model", "state_dict")  # under which training scripts keep the weights

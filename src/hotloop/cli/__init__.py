@@ -8,8 +8,8 @@ import typer
 
 from hotloop.cli.verbs import AllVerbs
 from hotloop.errors import HotloopError
-from hotloop.launch.worker import is_worker
 from hotloop.printing.text import wrap
+from hotloop.scripts.rank_worker import is_worker
 
 EPILOG = "Every command has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
 

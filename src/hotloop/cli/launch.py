@@ -37,7 +37,7 @@ class LaunchVerb(Verb):
 
 
 def _takes(name: str, own: Iterable[str]) -> bool:
-    from hotloop.launch.torchrun import takes_value  # torch is loaded only for an option that is not ours
+    from hotloop.scripts.torchrun import takes_value  # torch is loaded only for an option that is not ours
 
     return takes_value(name, *own)
 
@@ -105,8 +105,7 @@ def launch(
       hotloop launch --nodes 2 --node-rank 0 --master node-0:29500 train.py
       hotloop launch --nodes 2 --master node-0:29500 --max-restarts 3 train.py
     """
-    from hotloop.launch.reach import Endpoint
-    from hotloop.launch.torchrun import LaunchRequest, described, line_for, run
+    from hotloop.scripts.torchrun import Endpoint, LaunchRequest, line_for, run
 
     if as_json and not dry_run:
         raise BadArgument("--json without --dry-run", fix="give both; in a run, stdout belongs to the script")
@@ -128,7 +127,7 @@ def launch(
     for remark in line.remarks:
         say(words, f"hotloop launch: {remark}")
     if as_json:
-        print_json(described(line))
+        print_json(line.to_json())
     elif dry_run:
         typer.echo(str(line))
     else:
@@ -137,7 +136,7 @@ def launch(
 
 
 def _seconds(words: str) -> float:
-    from hotloop.launch.torchrun import JOIN
+    from hotloop.scripts.torchrun import JOIN
 
     if words == JOIN_TIMEOUT:
         return JOIN  # without the import below, which takes a second

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotloop.errors import OutputError
-from hotloop.files.whole import finite
 from hotloop.printing.text import COMMAND, printable, wrap
+from hotloop.records.files import finite
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -98,7 +98,7 @@ def _ran_on_several(gpus: str, device: str | None) -> bool:
     """Run this command in one process for each GPU, where more than one is asked for; whether it did."""
     if gpus == "1" or _rank() is not None:
         return False
-    from hotloop.launch.torchrun import LaunchRequest, line_for, run
+    from hotloop.scripts.torchrun import LaunchRequest, line_for, run
 
     if device is not None:
         raise BadArgument(

@@ -48,7 +48,7 @@ def tune(
     must_be_writable(out)
     words = console(stderr=as_json)
     from hotloop.cli.building import build
-    from hotloop.files.whole import write_json
+    from hotloop.records.files import write_json
     from hotloop.report.tuning import tuning_page, tuning_run, tuning_table, tuning_words
 
     loop, loader, _ = build(target, device)

@@ -14,10 +14,10 @@ from threading import Lock, Thread
 import torch
 from torch import Tensor
 
-from hotloop.files.cache import cache_folder, make_private, why_foreign
-from hotloop.files.whole import write_whole
 from hotloop.kernels import compiler
 from hotloop.kernels.compiler import KernelError, check, compiled, path_of
+from hotloop.records.cache import cache_folder, make_private, why_foreign
+from hotloop.records.files import write_whole
 
 OLDEST = (8, 0)  # Ampere, which rounds to bf16 by itself
 

@@ -14,10 +14,10 @@ from threading import Lock
 from typing import Any, Protocol
 
 from hotloop.errors import BadArgument, HotloopError, OutputError
-from hotloop.files.whole import cannot_write, finite
 from hotloop.monitor.load import is_among
 from hotloop.monitor.reading import GPU_FIELDS, HOST_FIELDS, Reading
 from hotloop.printing.text import an, printable
+from hotloop.records.files import cannot_write, finite
 
 RESERVED = ("time", "step")
 FLUSH_EVERY = 10  # seconds until TensorBoard's file is up to date

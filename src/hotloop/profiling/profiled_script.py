@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.errors import BadArgument, HotloopError
-from hotloop.files.whole import write_whole
 from hotloop.printing.text import plural, printable
 from hotloop.profiling.profiler import Profiler
 from hotloop.records import Record
+from hotloop.records.files import write_whole
 from hotloop.scripts.as_main import shown_without
 from hotloop.scripts.exchange import FAILED, INTERRUPTED, Exchange
 from hotloop.scripts.kept_files import FilesAside

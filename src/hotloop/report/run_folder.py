@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.errors import OutputError
-from hotloop.files.whole import cannot_write, finite, write_whole
 from hotloop.printing.text import printable
+from hotloop.records.files import cannot_write, finite, write_whole
 
 RUNS = Path("runs")
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 from hotloop.scripts.as_main import interpreter
 
 FAILED, INTERRUPTED = 1, 130  # exit codes: the script raised an error, Ctrl-C

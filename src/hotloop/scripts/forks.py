@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from hotloop.files.whole import write_json
+from hotloop.records.files import write_json
 from hotloop.scripts.as_main import interpreter
 from hotloop.scripts.children import Child, end_group, unwound_by_signals
 from hotloop.scripts.exchange import Exchange

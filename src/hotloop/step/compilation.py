@@ -14,12 +14,12 @@ from torch import nn
 
 from hotloop._torch import compiler_cache, inductor
 from hotloop.errors import OutputError, PlanWarning
-from hotloop.files.cache import cache_folder, make_private
-from hotloop.files.whole import write_json
 from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.levers.compile import Varying, form_of, mark_varying, sizes_of, varying_between
 from hotloop.objective.objectives import Objective
 from hotloop.plan import Plan
+from hotloop.records.cache import cache_folder, make_private
+from hotloop.records.files import write_json
 from hotloop.step.inspection import signature
 
 MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}  # the graphs are captured here, of whole steps

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-from hotloop.files.cache import cache_folder, make_private, why_foreign
-from hotloop.files.whole import write_json
 from hotloop.ranks.group import Ranks
 from hotloop.ranks.heartbeat import Beat
+from hotloop.records.cache import cache_folder, make_private, why_foreign
+from hotloop.records.files import write_json
 
 FOLDER = "ranks"  # of the cache
 

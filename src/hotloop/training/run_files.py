@@ -16,10 +16,10 @@ import torch
 
 from hotloop.device import Choice
 from hotloop.errors import BadArgument, OutputError, PlanWarning
-from hotloop.files.whole import write_json, write_whole
 from hotloop.plan import Plan
 from hotloop.printing.text import printable
 from hotloop.records import Report
+from hotloop.records.files import write_json, write_whole
 from hotloop.version import __version__
 
 FILE = "run.json"

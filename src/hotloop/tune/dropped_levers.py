@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hotloop.errors import OutputError, PlanWarning
-from hotloop.files.cache import cache_folder, make_private, why_foreign
-from hotloop.files.whole import write_json
+from hotloop.records.cache import cache_folder, make_private, why_foreign
+from hotloop.records.files import write_json
 
 
 class DroppedLevers:

@@ -89,7 +89,7 @@ def doctor(
 
 def _write(changed: dict[Path, tuple[str, str]]) -> list[str]:
     """Write the fixes, but nothing if a file is not what was examined any more."""
-    from hotloop.files.whole import write_whole
+    from hotloop.records.files import write_whole
 
     for file, (before, _) in changed.items():
         if file.read_bytes() != before.encode():

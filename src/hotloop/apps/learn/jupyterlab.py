@@ -10,9 +10,9 @@ from hotloop.apps.learn.learner_progress import data_folder
 from hotloop.apps.learn.lesson import lesson, lessons
 from hotloop.apps.learn.notebook import notebook
 from hotloop.errors import HotloopError, OutputError
-from hotloop.files.cache import make_private
-from hotloop.files.whole import write_whole
 from hotloop.printing.text import printable
+from hotloop.records.cache import make_private
+from hotloop.records.files import write_whole
 from hotloop.scripts.as_main import interpreter
 
 

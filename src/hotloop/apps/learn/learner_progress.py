@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hotloop.files.cache import make_private
-from hotloop.files.whole import write_json
+from hotloop.records.cache import make_private
+from hotloop.records.files import write_json
 
 
 def data_folder() -> Path:

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from hotloop.errors import HotloopError
-from hotloop.files.cache import cache_folder, make_private, why_foreign
 from hotloop.printing.text import printable
+from hotloop.records.cache import cache_folder, make_private, why_foreign
 
 SOURCE = Path(__file__).with_name("shim.cpp")
 MACHINES = ("x86_64", "aarch64")

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from hotloop.errors import BadArgument
-from hotloop.files.whole import write_whole
 from hotloop.printing.text import printable, shorten
+from hotloop.records.files import write_whole
 
 SIDE = 16
 COLOURS = 16

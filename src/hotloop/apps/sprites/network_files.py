@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hotloop.apps.sprites.dataset import COLOURS, VERSION, SpriteSet, read_tensors
 from hotloop.apps.sprites.models import WIDEST, Classifier, Drawer, Size
 from hotloop.errors import BadArgument
-from hotloop.files.whole import write_whole
 from hotloop.printing.text import printable, shorten
+from hotloop.records.files import write_whole
 
 Kind = Literal["classifier", "drawer"]
 NETWORKS: dict[str, type[Classifier] | type[Drawer]] = {"classifier": Classifier, "drawer": Drawer}

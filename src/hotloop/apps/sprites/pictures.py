@@ -13,8 +13,8 @@ from torch import Tensor
 from hotloop.apps.sprites.dataset import COLOURS, SIDE, SpriteSet
 from hotloop.apps.sprites.pixels import OPAQUE, contact_sheet, look_up, upscale
 from hotloop.errors import BadArgument
-from hotloop.files.whole import write_whole
 from hotloop.printing.text import printable, size
+from hotloop.records.files import write_whole
 
 INK = (34, 32, 52, 255)  # a background on which sprites stand out
 GAP = 4  # pixels between the sprites of a sheet

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from hotloop.apps.top.advice import Advice, Advisor
-from hotloop.files.whole import finite
 from hotloop.monitor.reading import Reading
 from hotloop.printing.text import printable
 from hotloop.records import Record
+from hotloop.records.files import finite
 
 HOUR = 3600.0
 FINEST = 2.0  # seconds between two points of the history: 1,800 of them are an hour, more than a plot has pixels

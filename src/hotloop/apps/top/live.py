@@ -15,8 +15,8 @@ from rich.live import Live
 
 from hotloop.apps.top.advice import Advice, Advisor
 from hotloop.apps.top.view import screen
-from hotloop.files.whole import finite
 from hotloop.monitor.reading import Reading
+from hotloop.records.files import finite
 
 SOON = 0.5  # seconds between the look that begins the rates and the first sample
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.apps.top.cells import tame
-from hotloop.files.cache import cache_folder, why_foreign
 from hotloop.monitor.reading import Reading
 from hotloop.printing.text import duration
 from hotloop.records import RankPace, Record, Report
+from hotloop.records.cache import cache_folder, why_foreign
 
 FOLDER = "ranks"  # where ranks write (hotloop.training.rank_file)
 FILES, BYTES = 64, 2**17  # that are read, the newest first

@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from hotloop.apps.top.access import Gate
 from hotloop.apps.top.exporter import CONTENT_TYPE, metrics
 from hotloop.apps.top.feed import Feed
-from hotloop.files.whole import finite
+from hotloop.records.files import finite
 
 LISTENERS = 32  # open pages at one time
 HEARTBEAT = 15.0  # seconds without a sample after which a listener hears that the server is alive

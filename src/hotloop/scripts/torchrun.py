@@ -1,18 +1,23 @@
-"""The door to torchrun: its options, the line that a request means, and a run of it whose errors name the rank."""
+"""torchrun, with checks before it and errors that name the rank."""
 
 import argparse
+import contextlib
 import logging
 import os
 import platform
 import shlex
 import signal
+import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlsplit
 
+import psutil
 import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -22,14 +27,16 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from hotloop._torch import options_of
 from hotloop.device import probe, why_no_cuda
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
-from hotloop.launch.reach import Endpoint, is_here, must_be_free, wait_for
-from hotloop.launch.worker import FIRST, INTERRUPTED, OWN
 from hotloop.plan import did_you_mean
 from hotloop.printing.text import duration, plural, printable
 from hotloop.scripts.as_main import interpreter
 from hotloop.scripts.children import unwound_by_signals
+from hotloop.scripts.rank_worker import FIRST, INTERRUPTED, OWN
 
+PORT = 29500  # torchrun's own default
 JOIN = 300.0  # seconds for all nodes to meet
+ATTEMPT = 2.0  # seconds for one connection to node 0
+NOT_MET = 4  # exit code
 TOGETHER = 2  # seconds between failures of which one caused the other
 MEETING = {"standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port"}
 NOISY = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
@@ -43,17 +50,40 @@ KILLERS = {  # signals that a rank does not send to itself because another one f
 
 
 class LaunchFailed(HotloopError, RuntimeError):
-    """The script failed in a rank, which has told its traceback, or a signal ended all ranks."""
+    """A rank failed and has told its traceback, a signal ended all ranks, or the nodes did not meet."""
 
     def __init__(self, what: str, *, fix: str | None = None, exit_code: int = 1) -> None:
         super().__init__(what, fix=fix)
         self.exit_code = exit_code
 
 
-class NodesDidNotMeet(HotloopError, RuntimeError):
-    """The nodes of a run did not come together."""
+@dataclass(frozen=True)
+class Endpoint:
+    """The host and port at which nodes meet.
 
-    exit_code = 4
+    >>> Endpoint.parse("node-0:29511"), str(Endpoint.parse("node-0")), Endpoint.parse("[::1]:80").host
+    (Endpoint(host='node-0', port=29511), 'node-0:29500', '::1')
+    """
+
+    host: str
+    port: int = PORT
+
+    @classmethod
+    def parse(cls, words: str) -> "Endpoint":
+        try:
+            parts = urlsplit(f"//{words}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host or port == 0:
+            raise BadArgument(
+                f"--master {printable(words)!r} is not a host and a port",
+                fix=f"give both, such as --master node-0:{PORT}",
+            )
+        return cls(host, port or PORT)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -129,6 +159,16 @@ class TorchrunLine:
     def __str__(self) -> str:
         settings = [f"{name}={value}" for name, value in self.environment.items()]
         return " ".join([*settings, shlex.join(self.command)])
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "command": self.command,
+            "environment": self.environment,
+            "processes": self.processes or None,
+            "nodes": self.request.nodes or "1",
+            "python": sys.executable,
+            "remarks": list(self.remarks),
+        }
 
 
 def takes_value(name: str, *others: str) -> bool:
@@ -232,10 +272,12 @@ def run(line: TorchrunLine, tell: Callable[[str], None]) -> None:
     request = line.request
     _must_meet(request, tell)
     os.environ.update(line.environment)
-    _quiet()
+    if not os.environ.get("LOGLEVEL") and not os.environ.get("HOTLOOP_DEBUG"):
+        for name in NOISY:  # lines about ranks that torchrun ends
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     given = _given(line.options)
     own = {"no_python", "run_path"}.isdisjoint(given)
-    worker = interpreter("hotloop.launch.worker")
+    worker = interpreter("hotloop.scripts.rank_worker")
     worker[1:1] = ["-u"]  # as torchrun does it
     command = ["--no-python", *worker, *request.script] if own else request.script
     # Also while nodes meet, when torchrun does not listen to signals yet, nothing temporary is left behind.
@@ -259,7 +301,7 @@ def _must_meet(request: LaunchRequest, tell: Callable[[str], None]) -> None:
     if request.master is None:
         return
     if request.node_rank == 0:
-        must_be_free(request.master)
+        _must_be_free(request.master)
     if request.node_rank == 0 or (request.node_rank is None and is_here(request.master.host)):
         nodes, longest = plural(request.most_nodes, "node"), duration(request.join_timeout)
         tell(f"waiting up to {longest} for {nodes} to meet at {request.master}")
@@ -267,11 +309,68 @@ def _must_meet(request: LaunchRequest, tell: Callable[[str], None]) -> None:
         wait_for(request.master, request.join_timeout, tell)
 
 
-def _quiet() -> None:
-    """No lines of torchrun about ranks that it ends; LOGLEVEL and HOTLOOP_DEBUG keep them."""
-    if not os.environ.get("LOGLEVEL") and not os.environ.get("HOTLOOP_DEBUG"):
-        for name in NOISY:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+def is_here(host: str) -> bool:
+    """Whether a host is this machine: one of its addresses can be bound to."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return True
+    return False
+
+
+def _must_be_free(endpoint: Endpoint) -> None:
+    """Refuse a port of this machine that cannot be listened on, with the process that has it where the system tells."""
+    try:
+        socket.create_server(("", endpoint.port)).close()
+    except OSError as error:
+        raise LaunchFailed(
+            f"nodes cannot meet at {endpoint}: port {endpoint.port} of this host cannot be listened on:"
+            f" {(error.strerror or str(error)).lower()}{_owner(endpoint.port)}",
+            fix=f"end it, or choose another port on every node: --master {Endpoint(endpoint.host, endpoint.port + 1)}",
+            exit_code=NOT_MET,
+        ) from None
+
+
+def _owner(port: int) -> str:
+    with contextlib.suppress(psutil.Error, OSError):  # another user's, or a system that does not tell
+        for each in psutil.net_connections("tcp"):
+            if each.pid and each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port:
+                return f" by process {each.pid} ({printable(psutil.Process(each.pid).name())})"
+    return ""
+
+
+def wait_for(endpoint: Endpoint, patience: float, tell: Callable[[str], None], *, every: float = 10.0) -> None:
+    """Return once something listens there; a line at first and `every` so many seconds, an error after `patience`."""
+    begun = time.monotonic()
+    told = -every
+    while (why := _why_not(endpoint)) is not None:
+        waited = time.monotonic() - begun
+        if waited >= patience:
+            raise LaunchFailed(
+                f"{endpoint} did not answer within {duration(patience)}: {why}",
+                fix="start node 0 there, let its port through the firewall, and check that "
+                f"`getent hosts {printable(endpoint.host)}` gives an address that this machine can reach; "
+                "`--join-timeout 30min` waits longer",
+                exit_code=NOT_MET,
+            )
+        if waited - told >= every:
+            told = waited
+            tell(f"waiting for {endpoint}, {waited:.0f} s of {duration(patience)}: {why}")
+        time.sleep(min(1.0, max(0.0, patience - waited)))
+
+
+def _why_not(endpoint: Endpoint) -> str | None:
+    """Why a connection fails; None where one is made."""
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), ATTEMPT).close()
+    except socket.gaierror:
+        return f"no address is known for {printable(endpoint.host)}"
+    except TimeoutError:
+        return "no answer (a firewall, or a host that is down)"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return None
 
 
 def _rank_failed(error: ChildFailedError, request: LaunchRequest) -> NoReturn:
@@ -314,28 +413,12 @@ def _did_not_meet(error: RendezvousError, request: LaunchRequest) -> NoReturn:
     endpoint = request.master or "127.0.0.1"
     if isinstance(error, RendezvousTimeoutError):
         what = f"{request.nodes or 1} nodes did not meet at {endpoint} within {duration(request.join_timeout)}"
-        fix = (
-            "start the same command, with the same script and --nodes, on every node; `--join-timeout 30min`"
-            " waits longer"
-        )
+        fix = "start the same command on every node, with the same --nodes; `--join-timeout 30min` waits longer"
     elif isinstance(error, RendezvousClosedError):
         what = f"the run at {endpoint} has already ended, or failed on another node"
         fix = "what that node printed says why; then start all nodes again"
     else:
         cause = str(error.__cause__ or error).splitlines()[0]
         what = f"the nodes did not meet at {endpoint}: {printable(cause)}"
-        fix = "look at node 0: has it ended, is its network gone, or does another program have the port? Then start"
-        fix += " all nodes again"
-    raise NodesDidNotMeet(what, fix=fix) from None
-
-
-def described(line: TorchrunLine) -> dict[str, object]:
-    """A line as plain data."""
-    return {
-        "command": line.command,
-        "environment": line.environment,
-        "processes": line.processes or None,
-        "nodes": line.request.nodes or "1",
-        "python": sys.executable,
-        "remarks": list(line.remarks),
-    }
+        fix = "look at node 0: has it ended, is its network gone, has another program the port? Then start all again"
+    raise LaunchFailed(what, fix=fix, exit_code=NOT_MET) from None

@@ -85,7 +85,7 @@ def _keep(line: str, whole: str) -> bool:
 
 def _below(trace: TracebackType | None) -> TracebackType | None:
     """A traceback from the first frame on that is the script's."""
-    ours = (str(Path(__file__).parent), run_as_main.__code__.co_filename, "<frozen runpy>")
+    ours = (str(Path(__file__).parent), "<frozen runpy>")
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
     return trace
