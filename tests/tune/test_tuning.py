@@ -305,11 +305,11 @@ def test_a_step_that_changes_what_cannot_be_restored_is_run_once() -> None:
     adversary = Adversary(model[0])
     optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
     loop = hotloop.Loop(model, optimizer, objective=adversary, device="cpu")
-    with pytest.warns(PlanWarning, match=r"nothing is tuned: a step changes .*(seen.*inner|inner.*seen)"):
+    with pytest.warns(PlanWarning, match=r"real steps have changed .*inner.*, which cannot be restored"):
         tuning = loop.tune(DataLoader(TensorDataset(x, x[:, :1]), 16), steps=100, progress=False)
-    assert adversary.seen == [16]
+    assert adversary.seen == [], "what can be restored is"
     assert {int(state["step"]) for state in adversary.inner.state.values()} == {1}
-    assert {trial.verdict for trial in tuning.trials} == {"not tried"}
+    assert {(trial.verdict, "a step changes" in trial.why) for trial in tuning.trials} == {("not tried", True)}
 
 
 def test_the_layout_is_put_back_when_another_plan_needs_none() -> None:

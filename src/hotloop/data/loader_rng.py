@@ -1,8 +1,9 @@
 """`LoaderRng`: everything that a loader draws random numbers from, with one `get_state` and one `set_state`."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,6 +100,14 @@ class LoaderRng:
 
     def _taken(self) -> tuple[Any, ...]:
         return tuple(rng.get_state() for rng in self._own)
+
+
+def loader_rng_restorer(loader: object) -> Callable[[], None]:
+    """A callable that restores the present rng state of a DataLoader."""
+    if not isinstance(loader, DataLoader):
+        return lambda: None
+    rng = LoaderRng(loader, loader.dataset)
+    return partial(rng.set_own_state, rng.get_state())
 
 
 def is_stateful(value: object) -> bool:

@@ -5,11 +5,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import index
+from types import MethodType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate, default_convert
 
 from hotloop.data.kept import EpochWorkers, may_keep
 from hotloop.errors import BadArgument, EmptyLoader
@@ -178,6 +180,30 @@ def length_of(loader: Iterable[Any]) -> int | None:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:  # no length, or a DataLoader over a dataset that has none
         return None
+
+
+def owner_of(thing: Any) -> Any:
+    """The owner of a callable's state: the object of a method, the function of a partial."""
+    for _ in range(8):
+        if isinstance(thing, partial):
+            thing = thing.func
+        elif isinstance(thing, MethodType):
+            thing = thing.__self__
+        elif type(thing) is Subset:
+            thing = thing.dataset
+        else:
+            break
+    return thing
+
+
+def makers_of(loader: object, prefix: str = "") -> dict[str, object]:
+    """The dataset and collate_fn of a loader, where they run in this process."""
+    if not isinstance(loader, DataLoader) or loader.num_workers:
+        return {}
+    makers: dict[str, object] = {f"{prefix}dataset": loader.dataset}
+    if loader.collate_fn not in (default_collate, default_convert):
+        makers[f"{prefix}collate_fn"] = loader.collate_fn
+    return makers
 
 
 def check_loader(loader: object, name: str = "the loader") -> None:

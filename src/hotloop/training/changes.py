@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import cache
 from itertools import chain
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate, default_convert
+from torch.utils.data import Dataset
 
 from hotloop._torch import (
     BUFFERS,
@@ -35,6 +35,7 @@ from hotloop._torch import (
 from hotloop.checkpoint.damage import unusable
 from hotloop.checkpoint.tree import pack
 from hotloop.data.loader_rng import is_stateful
+from hotloop.data.origin import owner_of
 from hotloop.errors import BadArgument
 from hotloop.printing.text import shorten
 from hotloop.training.claims import (
@@ -456,27 +457,3 @@ def _form(value: Any) -> Any:
     """A part of a scheduler's state for comparison; one with tensors counts as changed."""
     tensors, plain = pack(value)
     return object() if tensors else plain
-
-
-def owner_of(thing: Any) -> Any:
-    """The owner of a callable's state: the object of a method, the function of a partial."""
-    for _ in range(8):
-        if isinstance(thing, partial):
-            thing = thing.func
-        elif isinstance(thing, MethodType):
-            thing = thing.__self__
-        elif type(thing) is Subset:
-            thing = thing.dataset
-        else:
-            break
-    return thing
-
-
-def makers_of(loader: object, prefix: str = "") -> dict[str, object]:
-    """The dataset and collate_fn of a loader, where they run in this process."""
-    if not isinstance(loader, DataLoader) or loader.num_workers:
-        return {}
-    makers: dict[str, object] = {f"{prefix}dataset": loader.dataset}
-    if loader.collate_fn not in (default_collate, default_convert):
-        makers[f"{prefix}collate_fn"] = loader.collate_fn
-    return makers

@@ -32,7 +32,7 @@ from hotloop.step.training import TrainingStep
 from hotloop.training.callbacks import EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.core import Core, Transform
 from hotloop.training.display import Display, telling
-from hotloop.training.undone_steps import undone
+from hotloop.tune.scratch import scratch
 
 if TYPE_CHECKING:
     from hotloop.training.loop import Loop
@@ -80,12 +80,12 @@ class DryRun:
         owners = (getattr(hook, "__self__", None) for hook in hooks)  # of methods
         others, loaders = [*core.stateful.values(), *hooks, *owners], {"": self.loader, "validation ": self.validate}
         known = [self.loop, core, *core.schedule.schedulers]
-        undoing = undone(core.subject, loaders, self.transform, others, known)
+        steps = scratch(core.subject, loaders, self.transform, others, known)
         quiet = warnings.catch_warnings(action="ignore", category=PlanWarning)  # the run tells it
-        with core.unplanned(), ExitStack() as undo, undoing as rehearsal, quiet:
+        with core.unplanned(), ExitStack() as undo, steps as undone, quiet:
             undo.callback(core.schedule.snapshot().restore)
             step = self._step()
-            rehearsal.exchange(step)
+            undone.exchange(step)
             epoch, seconds = self._train(step)
             scores, more = self._evaluate()
             epoch = replace(epoch, metrics=scores)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sized
 from dataclasses import dataclass
@@ -12,22 +13,29 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
+from hotloop._torch import DispatchMode, leaves_of
 from hotloop.data.origin import check_loader, check_readable_again
+from hotloop.device.clock import Clock, synchronize
 from hotloop.device.room import room
 from hotloop.errors import BadArgument
 from hotloop.memory.micro_batches import holds_rows
 from hotloop.memory.oom import clear, is_out_of_memory
+from hotloop.memory.storages import Following, live_tensors
 from hotloop.memory.usage import usage
 from hotloop.objective.objectives import items_in
 from hotloop.placement import move
 from hotloop.printing.text import count, duration, plural, size
 from hotloop.records import Record
-from hotloop.training.undone_steps import undone
-from hotloop.tune.rehearsal import Rehearsal, confirm, in_use, time_of
+from hotloop.step.training import TrainingStep
+from hotloop.tune.scratch import Scratch, scratch
 from hotloop.tune.subject import Subject
 
 ENOUGH = 0.98  # of the best throughput: a smaller batch that has it is as good
 SAFE = 0.8  # share of a machine's free memory that a search may fill: beyond its end, a CPU takes others down
+UPDATES = 2  # that show the peak: in the first the optimizer allocates, in the second that is there from the start
+ATTEMPTS = 20  # at them, where the fp16 scaler skips some
+TIMED = 0.2  # seconds of steps that are timed
+MOST_TIMED = 10  # such steps
 ENDLESS = 2**40  # items, where nothing else bounds the search
 
 Reason = Literal["memory", "limit", "data", "time"]
@@ -85,11 +93,11 @@ def largest_batch(
     for name, value in (("limit", limit), ("seconds", seconds)):
         if value is not None and not value > 0:
             raise BadArgument(f"{name}={value}", fix="give a number above 0")
-    with undone(subject, {"": data}, transform) as rehearsal:
+    with scratch(subject, {"": data}, transform) as steps:
         batch, length = _example(data)
-        rehearsal.rewind_rng()
+        steps.rewind_rng()
         bound = min(ENDLESS if limit is None else limit, length or ENDLESS)
-        search = _Search(rehearsal, move(batch, "cpu"), transform, seconds)
+        search = _Search(steps, move(batch, "cpu"), transform, seconds)
         return search.run(bound, "data" if bound == length and bound != limit else "limit")
 
 
@@ -115,9 +123,9 @@ def climb(fits: Callable[[int], bool | None], start: int, bound: int) -> tuple[i
 class _Search:
     """Tries sizes one after another, within a time."""
 
-    def __init__(self, rehearsal: "Rehearsal", batch: Any, transform: Any, seconds: float) -> None:
-        self._rehearsal, self._batch, self._transform = rehearsal, batch, transform
-        self._device = rehearsal.subject.device
+    def __init__(self, scratch: Scratch, batch: Any, transform: Any, seconds: float) -> None:
+        self._scratch, self._batch, self._transform = scratch, batch, transform
+        self._device = scratch.subject.device
         self._began = time.perf_counter()
         self._end = self._began + seconds
         self._items = items_in(batch)
@@ -163,8 +171,8 @@ class _Search:
         batch = move(sized(self._batch, self._items, items), self._device)
         if self._transform is not None:
             batch = self._transform(batch)
-        with self._rehearsal.step(self._rehearsal.subject.plan) as step:
-            peak = self._rehearsal.peak_of(lambda: confirm(step, batch))
+        with self._scratch.eager_step(self._scratch.subject.plan) as step:
+            peak = _peak_of(lambda: _warm_optimizer(step, batch), self._device)
             return Try(items, time_of(step, batch) / items, peak, fits=True)
 
     def _expected(self, items: int) -> float:
@@ -236,4 +244,68 @@ def _memory(device: torch.device) -> int | None:
     free = usage(device).free
     if device.type != "cpu" or free is None:
         return None
-    return in_use(device) + int(SAFE * free)
+    return _PeakBytes(device).highest + int(SAFE * free)
+
+
+def _warm_optimizer(step: TrainingStep, batch: Any) -> None:
+    """Train until the optimizer has its full state, and one step more."""
+    for _ in range(ATTEMPTS):
+        step(_shallow_copy(batch))
+        if step.counts.steps >= UPDATES:
+            return
+
+
+def time_of(step: TrainingStep, batch: Any) -> float:
+    """Seconds of a step on a batch: the median of a few."""
+    times: list[float] = []
+    while len(times) < MOST_TIMED and sum(times) < TIMED:
+        synchronize(step.device)
+        given = _shallow_copy(batch)
+        clock = Clock(step.device)
+        step(given)
+        times.append(clock.seconds())
+    return statistics.median(times)
+
+
+def _shallow_copy(batch: Any) -> Any:
+    """A batch in a container of its own: some objectives pop their labels."""
+    return copy.copy(batch) if isinstance(batch, MutableMapping | list) else batch
+
+
+def _peak_of(call: Callable[[], object], device: torch.device) -> int | None:
+    """Run something; returns the peak of allocated bytes on the device, None where that is unknown."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "cpu":
+        peak = _PeakBytes(device)
+        with peak:
+            call()
+        return peak.highest
+    call()
+    return None
+
+
+class _PeakBytes(DispatchMode):
+    """Peak bytes of tensors on a CPU, counted as `track` does but without its hooks.
+
+    PyTorch cannot free a graph whose backward pass never comes once a hook holds its tensors, and steps may fail here.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._following = Following(device, lambda key, size: None)
+        for tensor in live_tensors():
+            self._following.see(tensor)
+        self.highest = self._following.live
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in leaves_of((result, args, kwargs)):
+            if isinstance(value, Tensor):
+                self._following.see(value)
+        self.highest = max(self.highest, self._following.live)
+        return result

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from hotloop._torch import buffers_of, has_extra_state, mark_stepped, unsaved_buffers_of
-from hotloop.data.loader_rng import LoaderRng, is_stateful
+from hotloop.data.loader_rng import is_stateful
 from hotloop.errors import BadArgument
 from hotloop.levers.flags import FLAGS, told_as_planned
 from hotloop.plan import Plan, Tuning
@@ -255,14 +254,6 @@ def _with_own_settings(optimizer: Optimizer, values: dict[str, Any]) -> dict[str
         return values
     pairs = zip(optimizer.param_groups, values["param_groups"], strict=True)
     return {**values, "param_groups": [{**group, **saved, "params": saved["params"]} for group, saved in pairs]}
-
-
-def loader_rng_restorer(loader: object) -> Callable[[], None]:
-    """A callable that restores the present rng state of a DataLoader."""
-    if not isinstance(loader, DataLoader):
-        return lambda: None
-    rng = LoaderRng(loader, loader.dataset)
-    return partial(rng.set_own_state, rng.get_state())
 
 
 def load_rng_states(core: Core, state: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,15 +11,13 @@ from typing import Any
 import torch
 
 from hotloop.data import Stream
-from hotloop.data.loader_rng import LoaderRng
 from hotloop.data.on_device import Resident, why_not_resident
 from hotloop.data.origin import check_readable_again, is_in_order
-from hotloop.data.samplers import generators_of, has_known_sampler
+from hotloop.data.samplers import has_known_sampler
 from hotloop.device.clock import Clock, synchronize
-from hotloop.errors import BadArgument, PlanWarning
+from hotloop.errors import BadArgument
 from hotloop.levers import LEVERS, Lever, LeverTarget
 from hotloop.levers.cuda_graph import MOST_STEPS
-from hotloop.levers.resident import ResidentLever
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.placement import map_tensors, move
 from hotloop.plan import Plan, Trial, Tuning, Verdict
@@ -31,10 +28,8 @@ from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretch, why_not_captured
 from hotloop.step.training import TrainingStep
 from hotloop.tune.gate import GradientGate, without_dropout
-from hotloop.tune.rehearsal import Rehearsal, rehearsing
+from hotloop.tune.scratch import Scratch, scratch
 from hotloop.tune.subject import Subject, record
-from hotloop.values.effects import watched_changes
-from hotloop.values.rng import Generator, RngStates, generators_in
 from hotloop.values.snapshot import Snapshot
 
 BUDGET = 10.0  # seconds of trials, compilations apart
@@ -56,21 +51,23 @@ def tune(
     subject: Subject,
     memory: OutOfMemory,
     loader: Any,
-    material: "Material",
+    transform: Any,
     *,
     steps: int | None,
     seconds: float | None,
     tell: Callable[[str], None] = lambda words: None,
-) -> tuple[Tuning, dict[str, CompiledObjective] | None]:
-    """Try the levers on a loop and restore it exactly; returns the tuning, and the objectives compiled for its plan.
+) -> tuple[Tuning, dict[str, CompiledObjective] | None, Any]:
+    """Try the levers on a loop and restore it exactly; returns the tuning, objectives compiled for its plan, a batch.
 
     `seconds` is the length of the run with the plain loop. `memory` is the loop's OOM retry.
     """
     start, plain = time.perf_counter(), subject.plan
     plain_step: float | None = None
     compiled: dict[str, CompiledObjective] | None = None
-    with rehearsing(subject, generators_held(loader, material.transform)) as rehearsal:
-        trials = Trials(rehearsal, memory, material)
+    with scratch(subject, {"": loader}, transform) as undone:
+        material = material_of(loader, subject.device, transform)
+        undone.rewind_rng()
+        trials = Trials(undone, memory, material)
         search = Search(trials, subject.scene(loader), plain, steps, tell=tell)
         try:
             search.step = plain_step = trials.time()
@@ -86,14 +83,14 @@ def tune(
             best = plain
             for lever in LEVERS:
                 search.note(lever, "not tried", str(refusal))
-            words = f"nothing is tuned: {refusal}; the one step that was tried has changed it"
-            warnings.warn(words, PlanWarning, stacklevel=4)
         finally:
             trials.forget_captures()
-    if best.stream == "direct" and not any(t.lever == ResidentLever.name and t.gain is not None for t in search.trials):
-        best = replace(best, stream="auto")  # which was not compared: the rule decides, as without tuning
+    timed = {lever.pull(plain).stream for lever in LEVERS if search.has_timed(lever)}
+    if best.stream == "direct" and "resident" not in timed:
+        best = replace(best, stream="auto")  # the rule decides, as without tuning
     taken = time.perf_counter() - start
-    return record(subject, best, search.trials, plain_step, search.step or None, search.steps, taken), compiled
+    found = record(subject, best, search.trials, plain_step, search.step or None, search.steps, taken)
+    return found, compiled, material.batches[0]
 
 
 class Refused(Exception):
@@ -139,6 +136,10 @@ class Search:
     @property
     def trials(self) -> list[Trial]:
         return [*self._trials.values()]
+
+    def has_timed(self, lever: Lever) -> bool:
+        """Whether a lever has a measured gain."""
+        return lever.name in self._trials and self._trials[lever.name].gain is not None
 
     def run(self, levers: Iterable[Lever] = LEVERS) -> Plan:
         """Try each lever; then those whose gain did not show yet, where another was kept since."""
@@ -237,34 +238,22 @@ class Material:
         return self.drawn[number % (len(self.batches) or len(self.drawn))]
 
 
-def material_of(loader: Any, device: torch.device, transform: Any = None) -> Material:
-    """Batches of a loader, read so that its rng state and position stay as they were."""
-    before, rng = RngStates(device, generators_held(loader, transform)), LoaderRng(loader)
+def material_of(loader: Any, device: torch.device, transform: Any) -> Material:
+    """The first batches of a loader."""
     if why_not_resident(loader, device) is None and has_known_sampler(loader):
         resident = Resident(loader, device)
         drawn = list(islice(resident.draws(), MOST_STEPS))
         full = [each for each in drawn if _length(each) == _length(drawn[0])]
         material = Material([], loader, resident, full, transform)
         batches = [material.batch(i, resident=True) for i in range(min(BATCHES, len(full)))]
-        before.restore()
         return replace(material, batches=batches)
-    again = loader if is_in_order(loader) and has_known_sampler(loader) else None
-    began = rng.get_state()
     check_readable_again(loader, fix="tune with a DataLoader or a list")
     first = next(iter(loader), None)
     if first is None:
         raise BadArgument("the loader gave no batch to tune with", fix="give a loader that is not empty")
     batch = move(first, device)
-    material = Material([batch if transform is None else transform(batch)], again, transform=transform)
-    before.restore()
-    rng.set_own_state(began)
-    return material
-
-
-def generators_held(loader: object, transform: object) -> list[Generator]:
-    """The generators held by a loader, its samplers, its dataset and a transform of batches."""
-    found = [*generators_of(loader), *generators_in([getattr(loader, "dataset", None), transform])]
-    return list({id(generator): generator for generator in found}.values())
+    again = loader if is_in_order(loader) and has_known_sampler(loader) else None
+    return Material([batch if transform is None else transform(batch)], again, transform=transform)
 
 
 @dataclass(eq=False)
@@ -287,11 +276,11 @@ class Trials:
     Levers such as channels last move the weights. A plan with CUDA graphs then gets back the memory it captured.
     """
 
-    def __init__(self, rehearsal: Rehearsal, memory: OutOfMemory, material: Material) -> None:
+    def __init__(self, undone: Scratch, memory: OutOfMemory, material: Material) -> None:
         self.alone = 0.0  # seconds of a plain step without the loader's part
         self.memory = memory
-        self._rehearsal, self._material, self._gate = rehearsal, material, GradientGate(self)
-        self._subject, self._device = rehearsal.subject, rehearsal.subject.device
+        self._undone, self._material, self._gate = undone, material, GradientGate(self)
+        self._subject, self._device = undone.subject, undone.subject.device
         self._runners: dict[Plan, _PlanRunner] = {}
         self._plain = self._runner(self._subject.plan)
         self._now = self._plain
@@ -299,11 +288,10 @@ class Trials:
 
     def time(self) -> float:
         """Seconds of a step of the plain plan; raises `Refused` where a step changes what cannot be restored."""
-        roots = self._subject.roots({"device_transform": self._material.transform}, self._material.batches)
-        changes = watched_changes(roots, self._subject.restorable())
-        self._rehearsal.exchange(self._plain.step)
+        self._undone.exchange(self._plain.step)
         self._train(self._plain, 1)
-        if effects := changes():
+        self._undone.rewind()
+        if effects := self._undone.lasting_changes():
             raise Refused(f"a step changes {shorten(effects, 4)}, which trials cannot restore")
         steps = _steps_for(self._ready(self._plain))
         self.alone = statistics.median(self._block(self._plain, steps) for _ in range(FEWER_ROUNDS))
@@ -367,7 +355,7 @@ class Trials:
 
     def _rewind(self) -> None:
         self.forget_captures()
-        self._rehearsal.rewind()
+        self._undone.rewind()
 
     def _runner(self, plan: Plan) -> _PlanRunner:
         if plan not in self._runners:
@@ -395,7 +383,7 @@ class Trials:
         before, self._now = self._now, runner
         if runner is not before and before.step.captured is not None:
             before.memory = Snapshot.of(self._subject.modules, self._subject.optimizers)
-        self._rehearsal.exchange(runner.step)
+        self._undone.exchange(runner.step)
         if runner is not before and runner.memory is not None:  # a lever may have moved weights or counts of steps
             runner.memory.restore()
         if runner.step.captured is not None:
@@ -480,7 +468,7 @@ class Trials:
         taken = (time.perf_counter() - start) / done
         stream.close()
         self._plain.step.end_epoch()  # an accumulation window may be cut short
-        self._rehearsal.rewind_rng()
+        self._undone.rewind_rng()
         if not slow:
             return taken
         # A GPU computes while the host loads; a CPU does one after the other.

@@ -204,13 +204,13 @@ class Tuner:
 
     def tune(self, loader: Any, transform: Any, *, steps: int | None, seconds: float | None, tell: Any) -> Tuning:
         """Tune now, lever by lever, compilations included."""
-        from hotloop.tune.trial import material_of, tune
+        from hotloop.tune.trial import tune
 
-        material = material_of(loader, self.subject.device, transform)
         memory = self._loop.memory
         with self._loop.unplanned():
-            tuning, compiled = tune(self.subject, memory, loader, material, steps=steps, seconds=seconds, tell=tell)
-            self._key = self.subject.key(material.batches[0], loader, transform)  # of the optimizers as they were given
+            found = tune(self.subject, memory, loader, transform, steps=steps, seconds=seconds, tell=tell)
+            tuning, compiled, batch = found
+            self._key = self.subject.key(batch, loader, transform)  # of the optimizers as they were given
         self.tuning = tuning
         self._loop.carry_out(tuning.plan, "it was found to be faster", compiled)
         self._only_watch()

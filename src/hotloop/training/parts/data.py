@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from hotloop.data import Position
+from hotloop.data.loader_rng import loader_rng_restorer
 from hotloop.training.kernel import RunState
 from hotloop.training.part import FitArguments, Part, Saved
-from hotloop.training.state import loader_rng_restorer
 
 
 class Data(Part):

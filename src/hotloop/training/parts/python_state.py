@@ -8,9 +8,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from hotloop.checkpoint.damage import CheckpointWarning
+from hotloop.data.origin import makers_of
 from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.printing.text import shorten
-from hotloop.training.changes import Changes, Unsaved, makers_of
+from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.kernel import RunState
 from hotloop.training.part import FitArguments, Part, Saved
 from hotloop.training.state import handed_to, is_shaped, modules_of

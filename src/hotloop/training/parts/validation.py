@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from hotloop.data.loader_rng import loader_rng_restorer
 from hotloop.data.validation_loader import Validation
 from hotloop.records import Epoch
 from hotloop.training.kernel import RunState
 from hotloop.training.part import FitArguments, Part, Saved
-from hotloop.training.state import loader_rng_restorer
 
 
 class Evaluating(Part):
