@@ -16,8 +16,7 @@ from rich.text import Text
 from harness.records import DEFAULT, Benchmark, Curves, EndToEnd, Score, WholeRun
 from hotloop.printing.text import clipped, count, duration, printable
 from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
-from hotloop.report.tuning import half_spread
-from hotloop.report.words import DASH, TIMES, times
+from hotloop.report.words import DASH, TIMES, half_spread, times
 
 FEW_POINTS = 75  # of a curve, each of which is marked
 OURS, TUTORIAL, CAREFUL, EXPERT = "hotloop", "tutorial", "careful", "expert"

@@ -19,10 +19,10 @@ from harness.charts import (
 from harness.records import DEFAULT, Benchmark
 from harness.roofline import roofline
 from hotloop.report import words
-from hotloop.report.document import Block, Document, Table, Words
+from hotloop.report.document import Block, Document, Fact, Table, Words
 from hotloop.report.plots import themed
 from hotloop.report.runs import Run
-from hotloop.report.words import Fact, times
+from hotloop.report.words import times
 
 
 def benchmark_page(benchmark: Benchmark) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from hotloop.errors import OutputError
 from hotloop.records.files import finite
-from hotloop.report.run_folder import new_run
+from hotloop.report.runs import new_run
 
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 

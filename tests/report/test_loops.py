@@ -26,7 +26,7 @@ def made(*paces: LoopPace) -> LoopsTimed:
 def shown(timed: LoopsTimed) -> str:
     console = Console(width=140, file=StringIO())
     with console.capture() as printed:
-        console.print(loops_table(timed))
+        console.print(loops_table(timed).in_terminal(wraps=(6,)))
     return printed.get()
 
 

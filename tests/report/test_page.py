@@ -15,8 +15,7 @@ from PIL import Image
 
 from hotloop.records import Report
 from hotloop.report.document import Gallery, Picture, data_uri
-from hotloop.report.page import Training
-from hotloop.report.page import page as page_of
+from hotloop.report.training import page as page_of
 
 from ..thorough import tries
 from .reading import Reader
@@ -25,7 +24,7 @@ from .reports import made_report
 
 def page(report: Report, pictures: Sequence[Picture] = (), **words: Any) -> str:
     """A page of one training with one gallery."""
-    return page_of([Training("", report)], galleries=[Gallery("Pictures", pictures)] if pictures else [], **words)
+    return page_of({"": report}, galleries=[Gallery("Pictures", pictures)] if pictures else [], **words)
 
 
 def test_everything_that_was_measured_is_on_the_page() -> None:
@@ -103,7 +102,7 @@ def test_any_text_leaves_the_page_whole(text: str) -> None:
 
 def test_several_trainings_stand_below_one_another() -> None:
     second = replace(made_report(), precision="bf16", interrupted=True)
-    html = page_of([Training("sorting", made_report()), Training("drawing", second)], title="Two")
+    html = page_of({"sorting": made_report(), "drawing": second}, title="Two")
     assert html.index("How it learned: sorting") < html.index("How it learned: drawing")
     assert "Stopped by Ctrl-C" in html
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hotloop.errors import BadArgument
-from hotloop.report import words
-from hotloop.report.runs import Run, compared, comparison, figures_of, kept_in, read_run, run_of, runs_list, said
+from hotloop.report.runs import Run, compared, comparison, kept_in, read_run, runs_list, said
+from hotloop.report.training import figures_of, headlines_of, run_of
 
 from .reports import made_report
 
@@ -120,5 +120,5 @@ def test_one_rate_stands_for_a_training_everywhere(seconds: float, told: str) ->
     first, second, _ = made_report().epochs
     epochs = (replace(first, items=291, seconds=seconds), replace(second, items=1699, seconds=seconds))
     report = replace(made_report(), epochs=epochs)
-    shown_there = next(fact.value for fact in words.headlines(report) if fact.label == "items per second")
+    shown_there = next(fact.value for fact in headlines_of(report) if fact.label == "items per second")
     assert shown_there == said("items per second", figures_of(report)["items per second"]) == told

@@ -7,11 +7,10 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from hotloop.plan import Plan, Trial, Tuning
-from hotloop.report.tuning import half_spread, tuning_page, tuning_run, tuning_table, tuning_words
-from hotloop.report.words import times
+from hotloop.report.tuning import not_tried, tuning_page, tuning_run, tuning_table, tuning_words
+from hotloop.report.words import half_spread, times
 
 from ..thorough import some
 from .reading import Reader
@@ -61,8 +60,9 @@ ODD = {
 }
 
 
-def shown(table: Table, width: int = 80, *, colour: bool = False) -> str:
+def shown(tuning: Tuning, width: int = 80, *, colour: bool = False) -> str:
     file = StringIO()
+    table = tuning_table(tuning).in_terminal(wraps=(0, 6))
     Console(width=width, file=file, force_terminal=colour, no_color=True, highlight=False).print(table)
     return file.getvalue()
 
@@ -80,16 +80,18 @@ def test_the_sentence_claims_nothing_that_was_not_measured() -> None:
     assert times(1.0)[-1] not in unmeasured
 
 
-def test_every_lever_is_in_the_table_with_its_verdict_and_its_reason() -> None:
-    text = shown(tuning_table(made_tuning()), width=140)
-    for trial in made_tuning().trials:
+def test_every_lever_that_was_tried_is_in_the_table_and_the_others_stand_by_their_reason() -> None:
+    text = shown(made_tuning(), width=140)
+    for trial in (*KEPT, *REST[:3]):
         line = next(line for line in text.splitlines() if line.strip().startswith(trial.lever))
         assert trial.verdict in line
         assert trial.why in line
+    assert "channels_last" not in text
+    assert list(not_tried(made_tuning())) == ["not tried, no convolution: channels_last, cudnn benchmark"]
 
 
 def test_the_table_goes_from_the_plain_loop_to_the_plan() -> None:
-    lines = [line for line in shown(tuning_table(made_tuning())).splitlines() if re.search(r"\w", line)]
+    lines = [line for line in shown(made_tuning()).splitlines() if re.search(r"\w", line)]
     assert "plain loop" in lines[1]
     assert "8.2 ms" in lines[1]
     assert "the plan" in lines[-2]
@@ -98,21 +100,20 @@ def test_the_table_goes_from_the_plain_loop_to_the_plan() -> None:
 
 @pytest.mark.parametrize("tuning", ODD.values(), ids=ODD)
 def test_80_columns_hold_whatever_was_tried(tuning: Tuning) -> None:
-    text = shown(tuning_table(tuning))
+    text = shown(tuning)
     assert max(map(len, text.splitlines())) <= 80
     for trial in tuning.trials:
-        assert trial.lever[:12] in text
+        assert trial.lever[:12] in text or trial.verdict == "not tried"
 
 
-def test_without_colour_kept_rows_are_bold_and_untried_ones_dim() -> None:
-    lines = shown(tuning_table(made_tuning()), colour=True).splitlines()
+def test_without_colour_kept_rows_are_bold() -> None:
+    lines = shown(made_tuning(), colour=True).splitlines()
     assert "\x1b[1m" in next(line for line in lines if "resident data" in line)
-    assert "\x1b[2m" in next(line for line in lines if "channels_last" in line)
     assert not re.search(r"\x1b\[(?:\d+;)*3\d", "\n".join(lines))
 
 
 def test_text_from_outside_cannot_steer_the_terminal_nor_be_read_as_markup() -> None:
-    text = shown(tuning_table(made_tuning((replace(KEPT[0], lever="[red]x\x1b[2J", why="[/]"),))))
+    text = shown(made_tuning((replace(KEPT[0], lever="[red]x\x1b[2J", why="[/]"),)))
     assert "\x1b" not in text
     assert "[red]x" in text
     assert "[/]" in text

@@ -4,8 +4,9 @@ import math
 from dataclasses import replace
 
 from hotloop.records import Epoch, Report
-from hotloop.report import words
-from hotloop.report.words import Fact
+from hotloop.report.document import Fact
+from hotloop.report.training import epoch_rows, headlines_of, setting, timings
+from hotloop.report.words import metric
 
 from .reports import made_report
 
@@ -17,28 +18,28 @@ def value(facts: list[Fact], label: str) -> str:
 def test_the_headlines_are_those_of_the_last_epoch_that_was_evaluated() -> None:
     report = made_report()
     cut = Epoch(number=4, loss=0.4, items=200, seconds=0.1, losses={}, metrics={})
-    facts = words.headlines(replace(report, epochs=(*report.epochs, cut), interrupted=True))
+    facts = headlines_of(replace(report, epochs=(*report.epochs, cut), interrupted=True))
     accuracy = next(fact for fact in facts if fact.label == "validation accuracy")
     assert (accuracy.value, accuracy.detail) == ("83.3%", "after epoch 3")
     slow = replace(report, epochs=(replace(report.epochs[0], seconds=10.0), *report.epochs[1:]))
-    assert value(words.headlines(slow), "items per second") == "4,000", "the median"
+    assert value(headlines_of(slow), "items per second") == "4,000", "the median"
     assert "stopped by Ctrl-C" in next(fact.detail for fact in facts if fact.label == "time")
 
 
 def test_a_run_without_any_epoch_says_unknown() -> None:
     empty = replace(made_report(), epochs=(), curve=(), steps=0, seconds=0.0)
-    facts = words.headlines(empty)
+    facts = headlines_of(empty)
     assert value(facts, "loss") == "unknown"
     assert value(facts, "items per second") == "unknown"
-    assert value(words.timings(empty), "per update") == "unknown"
-    assert len(list(words.rows(empty))) == 1
-    assert words.metric("accuracy", math.nan) == words.metric("loss", math.inf) == "unknown"
-    assert words.metric("accuracy", 97.5) == "97.5000", "no share"
+    assert value(timings(empty), "per update") == "unknown"
+    assert len(list(epoch_rows(empty))) == 1
+    assert metric("accuracy", math.nan) == metric("loss", math.inf) == "unknown"
+    assert metric("accuracy", 97.5) == "97.5000", "no share"
 
 
 def test_memory_that_the_device_does_not_tell_is_unknown_never_zero() -> None:
-    assert value(words.setting(made_report()), "peak memory on the device") == "unknown"
-    assert value(words.setting(replace(made_report(), peak_memory=3 * 2**20)), "peak memory on the device") == "3.0 MiB"
+    assert value(setting(made_report()), "peak memory on the device") == "unknown"
+    assert value(setting(replace(made_report(), peak_memory=3 * 2**20)), "peak memory on the device") == "3.0 MiB"
 
 
 def test_the_chief_metric_is_accuracy_else_the_first_that_is_not_the_loss() -> None:
@@ -55,6 +56,6 @@ def test_the_chief_metric_is_accuracy_else_the_first_that_is_not_the_loss() -> N
 def test_rows_have_a_cell_for_every_metric_of_any_epoch() -> None:
     report = made_report()
     mixed = (replace(report.epochs[0], metrics={}), replace(report.epochs[1], metrics={"f1": 0.5}))
-    header, first, second = words.rows(replace(report, epochs=mixed))
+    header, first, second = epoch_rows(replace(report, epochs=mixed))
     assert header == ["epoch", "loss", "validation f1", "items/s", "time"]
     assert (first[2], second[2]) == ("unknown", "0.5000")

@@ -39,8 +39,7 @@ from hotloop.apps.simulate.simulation_record import (
     Sync,
 )
 from hotloop.report.profile_page import profile_run
-from hotloop.report.run_folder import new_run
-from hotloop.report.runs import DATA, PAGE, compared, kept_in, runs_list
+from hotloop.report.runs import DATA, PAGE, compared, kept_in, new_run, runs_list
 
 from ..report.profiles import made_profile
 from ..report.reading import Reader

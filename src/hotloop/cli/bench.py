@@ -46,16 +46,16 @@ def bench(
     if not 0 < seconds < math.inf:
         raise BadArgument(f"--seconds {seconds}", fix="give a number above 0")
     timed = _timed(target, _names(devices), seconds)
-    from hotloop.report.loops import loops_page, loops_run, loops_table, loops_words, method_words
+    from hotloop.report.loops import loops_page, loops_run, loops_table, loops_words
 
     page = keep(loops_page(timed, command_line()), loops_run(timed), timed.to_json()) if report else None
     if as_json:
         print_json({"report": None if page is None else str(page), **timed.to_json()})
         return
     words = console()
-    words.print(loops_table(timed))
+    table = loops_table(timed)
+    words.print(table.in_terminal(wraps=(len(table.header) - 1,)))
     say(words, loops_words(timed), style="bold")
-    say(words, method_words(timed), style="dim")
     if page is not None:
         say(words, f"The page: {page}")
 

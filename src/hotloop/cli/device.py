@@ -64,8 +64,7 @@ def device(
 
 def _show(choice: "Choice", facts: "MachineFacts", version: str) -> None:
     """Print the panel, then the reason and the causes below it, where a command can be copied whole."""
-    from hotloop.report.run_summary import panel
-    from hotloop.report.words import Fact
+    from hotloop.report.document import Fact, panel
 
     words = console()
     words.print(panel([Fact(label, value) for label, value in _rows(choice, facts)], f"hotloop {version}"))

@@ -74,8 +74,7 @@ def must_be_writable(path: Path, *others: Path | None, option: str = "--out", su
 
 def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:
     """Write the page of a run and its data into a folder of its own; where the page is."""
-    from hotloop.report.run_folder import new_run
-    from hotloop.report.runs import DATA, PAGE
+    from hotloop.report.runs import DATA, PAGE, new_run
 
     with new_run() as folder:
         folder.write(PAGE, page)
@@ -85,12 +84,12 @@ def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:
 
 def keep_training(training: "Training", title: str, save: str | Path | None = None) -> Path:
     """The page of a training: what `fit` wrote beside the checkpoints, else a new one in a folder of its own."""
-    from hotloop.report.page import Training, page
-    from hotloop.report.runs import PAGE, run_of
+    from hotloop.report.runs import PAGE
+    from hotloop.report.training import page, run_of
 
     if save is not None and (written := Path(save, PAGE)).is_file():
         return written
-    html = page([Training("", training)], title=title, command=command_line())
+    html = page({"": training}, title=title, command=command_line())
     return keep(html, run_of(training, title), training.to_json())
 
 

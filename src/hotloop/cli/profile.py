@@ -62,8 +62,7 @@ def profile(
       hotloop profile --json train.py > profile.json
     """
     from hotloop.profiling.profiled_script import TRACE
-    from hotloop.report.run_folder import new_run
-    from hotloop.report.runs import DATA, PAGE
+    from hotloop.report.runs import DATA, PAGE, new_run
     from hotloop.scripts.children import unwound_by_signals
 
     target, *arguments = command

@@ -33,7 +33,7 @@ def report(
       hotloop report runs --json
     """
     from hotloop.errors import BadArgument
-    from hotloop.report.run_folder import RUNS
+    from hotloop.report.runs import RUNS
 
     places = folders or [RUNS]
     if len(places) > 2:
@@ -42,8 +42,7 @@ def report(
 
 
 def _list(folder: Path, as_json: bool) -> None:
-    from hotloop.report.run_folder import RUNS
-    from hotloop.report.runs import kept_in, runs_list
+    from hotloop.report.runs import RUNS, kept_in, runs_list
 
     none_yet = folder == RUNS and not folder.exists()  # the first run makes it
     runs, failed = ([], []) if none_yet else kept_in(folder)

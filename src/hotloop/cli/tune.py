@@ -49,7 +49,7 @@ def tune(
     words = console(stderr=as_json)
     from hotloop.cli.building import build
     from hotloop.records.files import write_json
-    from hotloop.report.tuning import tuning_page, tuning_run, tuning_table, tuning_words
+    from hotloop.report.tuning import not_tried, tuning_page, tuning_run, tuning_table, tuning_words
 
     loop, loader, _ = build(target, device)
     say(words, f"{loop.device}: {loop.choice.reason}")
@@ -59,8 +59,10 @@ def tune(
     if as_json:
         print_json({"out": str(out), "report": None if kept is None else str(kept), **tuning.to_json()})
         return
-    words.print(tuning_table(tuning))
-    say(words, tuning_words(tuning))
+    words.print(tuning_table(tuning).in_terminal(wraps=(0, 6)))
+    for line in not_tried(tuning):
+        say(words, line, style="dim")
+    say(words, tuning_words(tuning), style="bold")
     say(words, f'Written: {printable(str(out))}. Use it with `hotloop.Loop(..., plan="{out}")`')
     if kept is not None:
         say(words, f"The page: {kept}")

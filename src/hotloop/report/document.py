@@ -1,15 +1,29 @@
-"""`Document`: what every page of hotloop is made of, and the one look that all of them share."""
+"""`Document`: what every page of hotloop is made of, and the one look that all of them share; tables in a terminal."""
 
 from base64 import b64encode
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from jinja2 import Environment, StrictUndefined, Template
+from rich import box
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table as RichTable
+from rich.text import Text
 
-from hotloop.report.words import Fact
+from hotloop.printing.text import printable
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One labelled value, and what there is to add to it."""
+
+    label: str
+    value: str
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,22 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
     words: Collection[int] = (0,)  # columns of words, which are set to the left and may take several lines
+    styles: Mapping[int, str] = field(default_factory=dict)  # of rows, by their number, in a terminal
     kind: ClassVar = "table"
+
+    def in_terminal(self, *, wraps: Collection[int] = (), cuts: Collection[int] = ()) -> RichTable:
+        """The same between two lines; where it is narrow, columns take several lines or are cut short."""
+        table = RichTable(box=box.HORIZONTALS, padding=(0, 1, 0, 0), pad_edge=False, border_style="dim")
+        table.header_style, table.caption, table.caption_justify = "dim", self.caption, "left"
+        for column, name in enumerate(self.header):
+            side: Literal["left", "right"] = "left" if column in self.words else "right"
+            table.add_column(name, justify=side, no_wrap=column not in (*wraps, *cuts), overflow="fold")
+        for number, row in enumerate(self.rows):
+            cells = [Text(printable(cell)) for cell in row]
+            for column in cuts:  # of what must not wrap, rich leaves out the rest; a cell alone gives way
+                cells[column].no_wrap, cells[column].overflow = True, "ellipsis"
+            table.add_row(*cells, style=self.styles.get(number, ""))
+        return table
 
 
 @dataclass(frozen=True)
@@ -131,6 +160,22 @@ class Document:
     def html(self) -> str:
         """The whole page. It loads nothing from anywhere, and shows any text it is given as text."""
         return _template().render(document=self)
+
+
+def panel(facts: Sequence[Fact], title: str, *, stopped: str | None = None) -> Panel:
+    """Facts in a frame in the terminal, the first one in green; `stopped` is what ended the run before its time."""
+    has_details = any(fact.detail for fact in facts)
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    if has_details:
+        grid.add_column(style="dim", overflow="fold")
+    for number, fact in enumerate(facts):
+        value = Text(printable(fact.value), style="bold green" if number == 0 else "bold")
+        grid.add_row(fact.label, value, *([Text(printable(fact.detail))] if has_details else []))
+    told = f"Stopped by {stopped}: these are the numbers up to there.\n"
+    shown = grid if stopped is None else Group(Text(told, style="yellow"), grid)
+    return Panel(shown, title=Text(printable(title)), title_align="left", border_style="dim", expand=False)
 
 
 @cache

@@ -1,14 +1,12 @@
-"""What pictures share, and a table of confusions: the bytes of an image file."""
+"""What pictures share: colours, units, and the bytes of an image file."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Literal
 
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from hotloop.report.document import Plot
@@ -50,30 +48,6 @@ def unit_for(n: float) -> tuple[float, str]:
     """
     power = min(int(math.log(max(n, 1), 1024)), 4)
     return 1024.0**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
-
-
-def confusion(counts: Sequence[Sequence[int]], names: Sequence[str], theme: Theme = LIGHT) -> bytes:
-    """How many of each class (rows) were taken for which (columns), as a PNG; what is right lies on the diagonal."""
-    table = np.asarray(counts, dtype=np.float64)
-    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    side = 1.6 + 0.42 * len(names)
-    figure = Figure(figsize=(side, side), layout="constrained", facecolor=theme.background)
-    axes = figure.subplots()
-    ramp = LinearSegmentedColormap.from_list("shares", [theme.background, theme.metric])
-    axes.imshow(shares, cmap=ramp, vmin=0, vmax=1)
-    for row, column in np.argwhere(table > 0):
-        dark = shares[row, column] > 0.5
-        text = f"{int(table[row, column])}"
-        colour = theme.background if dark else theme.text
-        axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
-    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", color=theme.text)
-    axes.set_yticks(range(len(names)), names, color=theme.text)
-    axes.set_xlabel("taken for", color=theme.faint)
-    axes.set_ylabel("is", color=theme.faint)
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    return encoded(figure, "png")
 
 
 def encoded(figure: Figure, form: Form = "png") -> bytes:

@@ -12,9 +12,9 @@ from hotloop.printing.markup import bars, line, stacked
 from hotloop.printing.text import clipped, count, duration, plural, printable, size
 from hotloop.profiling.advice import has_kernels, part_words
 from hotloop.profiling.profile_record import CATEGORIES, PARTS, Line, OperationCost, Profile
-from hotloop.report.document import Block, Document, Drawing, Facts, Table, Words
+from hotloop.report.document import Block, Document, Drawing, Fact, Facts, Table, Words
 from hotloop.report.runs import Run
-from hotloop.report.words import UNKNOWN, Fact, when
+from hotloop.report.words import UNKNOWN, when
 
 MEANING = {
     "data": "the next batch was not ready",
@@ -25,32 +25,25 @@ MEANING = {
     "compute": "the device worked",
 }
 ON_HOST = {"gaps": "interpreting, calling, everything that is no operation of PyTorch", "compute": "operations ran"}
-OPERATIONS = ["your line", "operation", "shapes", "in a step", "share", "calls"]
-WAITS = ["your line", "what", "in a step", "times in a step"]
-SAID_OF_LINES = "A backward operation stands at the line of its forward, an update at that of optimizer.step()."
 CODE = 36  # characters of a line of code in a table
-BAR, PATH = 30, 32  # characters of the longest bar and of the longest path in the terminal
+BAR, NAME, PATH = 30, 28, 28  # characters of the longest bar, operation and path in the terminal
 
 
 def profile_page(profile: Profile, *, command: str | None = None) -> str:
     """The whole page, in the order of the questions: where the time goes, how far from the limits, which lines."""
-    waits = [[_where(wait.line), wait.what, duration(wait.seconds), f"{wait.calls:.3g}"] for wait in profile.waits]
     shares = profile.parts.shares
     drawn = [(part_words(name, profile.device), shares[name], f"{shares[name]:.1%}") for name in shown_parts(profile)]
+    advice = [f"{each.what} Fix: {each.fix}." for each in profile.advice]
     blocks: list[Block] = [
         Drawing("Where a step's time went", bars(drawn)),
         Table("In figures", ["part", "what it is", "share", "in a step"], parts_table(profile), words=(0, 1)),
-        *(
-            [Words("What to do about it", [f"{a.what} Fix: {a.fix}." for a in profile.advice])]
-            if profile.advice
-            else []
-        ),
+        *([Words("What to do about it", advice)] if advice else []),
         Facts("How far the computing is from the device's ceilings", ceilings(profile)),
-        Table("The costliest operations", OPERATIONS, _operations(profile), SAID_OF_LINES, words=(0, 1, 2)),
-        Table("What the host waited for", WAITS, waits, _said_of_waits(profile), words=(0, 1)),
+        _operations(profile),
+        _waits(profile),
         *_memory(profile),
+        Words("How it was measured", [*profile.notes, *method(profile)]),
     ]
-    blocks.append(Words("How it was measured", [*profile.notes, *method(profile)]))
     return Document(
         f"Where a step of {profile.name} spends its time",
         blocks,
@@ -96,16 +89,13 @@ def headlines(profile: Profile) -> list[Fact]:
     """The numbers that a person looks for first."""
     low, high = profile.spread
     part, share = max(profile.parts.shares.items(), key=lambda pair: pair[1])
+    spread = f"{duration(low)} to {duration(high)}, median {duration(profile.median)}"
     facts = [
-        Fact(
-            "a step, the mean",
-            duration(profile.mean),
-            f"{duration(low)} to {duration(high)}, median {duration(profile.median)}",
-        ),
+        Fact("a step, the mean", duration(profile.mean), spread),
         Fact("the largest part of it", f"{share:.0%}", part_words(part, profile.device)),
     ]
     if profile.ceiling and profile.rate:
-        reached = f"{_flops(profile.rate)} of {_flops(profile.ceiling)}"
+        reached = f"{_flops(profile.rate)}/s of {_flops(profile.ceiling)}/s"
         facts.append(Fact("of what the device can compute", f"{profile.rate / profile.ceiling:.1%}", reached))
     skipped = f"after {plural(profile.skipped, 'step')} of warm-up"
     facts.append(Fact("steps profiled", count(profile.steps), skipped))
@@ -136,36 +126,32 @@ def parts_table(profile: Profile) -> list[list[str]]:
 def ceilings(profile: Profile) -> list[Fact]:
     """How far the computing is from what the device can do."""
     if not profile.flops:
-        return [
-            Fact("operations of a step", UNKNOWN, "no matmul or convolution was seen in the step that was looked at")
-        ]
-    kinds = ", ".join(f"{_count_of(n)} in {name}" for name, n in profile.flops.items())
+        why = "no matmul or convolution was seen in the step that was looked at"
+        return [Fact("operations of a step", UNKNOWN, why)]
+    kinds = ", ".join(f"{_flops(n)} in {name}" for name, n in profile.flops.items())
     facts = [Fact("operations of a step", kinds, "of matmuls and convolutions, counted")]
-    for words, rate in (
-        ("reached over the whole step", profile.rate),
-        ("reached while it computes", profile.busy_rate),
-    ):
+    reached = {"reached over the whole step": profile.rate, "reached while it computes": profile.busy_rate}
+    for words, rate in reached.items():
         share = f"{rate / profile.ceiling:.1%} of the ceiling" if rate and profile.ceiling else ""
-        facts.append(Fact(words, UNKNOWN if rate is None else _flops(rate), share))
-    measured = "large matmuls on this device, measured in this run"
-    facts.append(
-        Fact(
-            "ceiling",
-            _flops(profile.ceiling) if profile.ceiling else UNKNOWN,
-            measured if profile.ceiling else "not measured",
-        )
-    )
+        facts.append(Fact(words, UNKNOWN if rate is None else f"{_flops(rate)}/s", share))
+    if profile.ceiling:
+        measured = "large matmuls on this device, measured in this run"
+        facts.append(Fact("ceiling", f"{_flops(profile.ceiling)}/s", measured))
+    else:
+        facts.append(Fact("ceiling", UNKNOWN, "not measured"))
     if profile.ceilings.get("bytes"):
         facts.append(Fact("memory's ceiling", f"{size(profile.ceilings['bytes'])}/s", "a large copy, read and written"))
     return facts
 
 
-def _operations(profile: Profile) -> list[list[str]]:
+def _operations(profile: Profile) -> Table:
     rows = []
     for operation in profile.operations:
         figures = [duration(operation.seconds), f"{operation.share:.1%}", f"{operation.calls:.3g}"]
         rows.append([_where(operation.line), _named(operation), operation.shapes, *figures])
-    return rows
+    header = ["your line", "operation", "shapes", "in a step", "share", "calls"]
+    said = "A backward operation stands at the line of its forward, an update at that of optimizer.step()."
+    return Table("The costliest operations", header, rows, said, words=(0, 1, 2))
 
 
 def _named(operation: OperationCost) -> str:
@@ -179,14 +165,14 @@ def _where(line: Line | None) -> str:
     return UNKNOWN if line is None else f"{line}: {clipped(line.code, CODE)}" if line.code else str(line)
 
 
-def _said_of_waits(profile: Profile) -> str:
-    if not profile.waits:
-        return "Nothing: no line reads a value from a tensor, and none asks the host to wait."
-    if has_kernels(profile.device):
-        return ""
-    return (
-        "On a CPU these lines cost next to nothing. On a GPU each makes the host wait until the device has caught up."
-    )
+def _waits(profile: Profile) -> Table:
+    rows = [[_where(wait.line), wait.what, duration(wait.seconds), f"{wait.calls:.3g}"] for wait in profile.waits]
+    said = "Nothing: no line reads a value from a tensor, and none asks the host to wait."
+    if rows:
+        on_gpu = "On a CPU these lines cost next to nothing. On a GPU the host waits there until the device catches up."
+        said = "" if has_kernels(profile.device) else on_gpu
+    header = ["your line", "what", "in a step", "times in a step"]
+    return Table("What the host waited for", header, rows, said, words=(0, 1))
 
 
 def _memory(profile: Profile) -> list[Block]:
@@ -267,40 +253,28 @@ def _bars(profile: Profile) -> Grid:
 
 
 def _top(operations: Sequence[OperationCost]) -> Grid:
-    """Where it is narrow, names and lines are cut short and the numbers stay: what must not wrap gives way last."""
-    table = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("operation", max_width=34)
-    table.add_column("your line")
+    """Where it is narrow, names and lines are cut short and the numbers stay."""
+    rows = []
     for operation in operations:
-        line = operation.line
-        where = Text.assemble(_tail(line), (f"  {printable(line.code)}", "dim")) if line else Text("unknown")
-        name = Text(printable(_named(operation)))
-        for cell in (name, where):
-            cell.no_wrap, cell.overflow = True, "ellipsis"
-        table.add_row(f"{operation.share:.1%}", duration(operation.seconds), name, where)
-    return table
+        where = "unknown" if operation.line is None else f"{_tail(operation.line)}  {operation.line.code}"
+        rows.append([f"{operation.share:.1%}", duration(operation.seconds), clipped(_named(operation), NAME), where])
+    return Table("", ["share", "time", "operation", "your line"], rows, words=(2, 3)).in_terminal(cuts=(2, 3))
 
 
 def _tail(line: Line) -> str:
     """A line by its file, of whose long path the end is shown.
 
     >>> _tail(Line("a/long/way/down/to/the/network.py", 7))
-    '…ng/way/down/to/the/network.py:7'
+    '…ay/down/to/the/network.py:7'
     """
-    words = printable(str(line))
+    words = str(line)
     return words if len(words) <= PATH else f"…{words[1 - PATH :]}"
 
 
-def _flops(rate: float) -> str:
-    return f"{_count_of(rate)}/s"
-
-
-def _count_of(n: float) -> str:
+def _flops(n: float) -> str:
     """Floating-point operations in a unit that suits them.
 
-    >>> _count_of(5.18e9)
+    >>> _flops(5.18e9)
     '5.18 GFLOP'
     """
     for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):

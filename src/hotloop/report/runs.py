@@ -1,9 +1,13 @@
-"""Runs that were kept: what each folder's report.json says of it, a list of them, and two side by side."""
+"""Runs that are kept: the folder of one, what its report.json says of it, a list of them, and two side by side."""
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +16,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, OutputError
 from hotloop.printing.text import count, duration, printable, shorten, size
-from hotloop.records import Record, Report
-from hotloop.report import words
-from hotloop.report.words import DASH, times
+from hotloop.records import Record
+from hotloop.records.files import cannot_write, finite, write_whole
+from hotloop.report.words import DASH, metric, times, when
 
+RUNS = Path("runs")
 PAGE, DATA = "report.html", "report.json"
 NAME = 26  # characters of a folder's name that a column has room for
-LARGEST = 256 << 20  # bytes of a report.json that are read
 # What a figure is called says what it is in, and which way is better.
 UNITS: dict[str, Callable[[float], str]] = {
     "seconds": duration,
@@ -41,28 +45,78 @@ class Run(Record):
     device: str
     figures: dict[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, kind: str, title: str, started: str, device: str, figures: Mapping[str, float | None]) -> "Run":
+        """With those of the figures that are known."""
+        return cls(kind, title, started, device, {name: v for name, v in figures.items() if v is not None})
+
     def with_data(self, data: dict[str, Any]) -> dict[str, Any]:
         """The whole of a report.json: this, and all that was measured."""
-        return {**self.to_json(), **{name: value for name, value in data.items() if name not in self.to_json()}}
+        return {**self.to_json(), **data, **self.to_json()}
 
 
-def run_of(report: Report, title: str) -> Run:
-    """The entry of a training."""
-    return Run("train", title, report.started, report.device_name or report.device, figures_of(report))
+class RunFolder:
+    """A folder that is being filled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.written: list[Path] = []
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write one file."""
+        # A name of a file may hold bytes that are no text.
+        data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+        self.written.append(self.path / name)
+        write_whole(self.path / name, data, sync=False)
+
+    def write_json(self, name: str, data: dict[str, Any]) -> None:
+        """Write one file of strict JSON, in which a number that is not finite is unknown: null."""
+        self.write(name, json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
 
 
-def figures_of(report: Report, prefix: str = "") -> dict[str, float]:
-    """What two trainings can be compared by."""
-    figures: dict[str, float | None] = {
-        "items per second": report.items_per_second,
-        "seconds": report.seconds,
-        "training loss": report.epochs[-1].loss if report.epochs else None,
-        "peak memory in bytes": report.peak_memory,
-        "energy for 1,000 items in joules": None if report.load is None else report.load.joules_per(report.watched),
-    }
-    scored = words.last_scored(report)
-    figures |= {f"validation {name}": value for name, value in (scored.metrics if scored else {}).items()}
-    return {prefix + name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
+@contextmanager
+def new_run(out: Path | None = None) -> Iterator[RunFolder]:
+    """A new folder for a run: `out`, or `runs/` and the time. After an error, nothing of it is left.
+
+    It is made before the block begins, so that a long run does not end in a folder that cannot be written.
+
+    >>> with tempfile.TemporaryDirectory() as parent, new_run(Path(parent, "first")) as run:
+    ...     run.write("hello.txt", "hello")
+    """
+    path = _unused(RUNS / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")) if out is None else out
+    try:
+        is_folder = path.is_dir()
+        if os.path.lexists(path) and (not is_folder or any(path.iterdir())):
+            raise OutputError(
+                f"{printable(str(path))} {'is not empty' if is_folder else 'is there, and is no folder'}",
+                fix="choose a new name; nothing that is there is overwritten",
+            )
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=out is not None)
+        tempfile.TemporaryFile(dir=path).close()
+    except OutputError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+        raise cannot_write(path, error) from error
+    run = RunFolder(path)
+    try:
+        yield run
+    except BaseException:
+        with suppress(OSError):  # something else may have used a folder since
+            for file in run.written:
+                file.unlink(missing_ok=True)
+            for folder in missing:
+                folder.rmdir()
+        raise
+
+
+def _unused(path: Path) -> Path:
+    """`path`, or the first of `path-2`, `path-3`, … that is not there: two runs may start in the same second."""
+    number, candidate = 1, path
+    while os.path.lexists(candidate):
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
 
 
 @dataclass(frozen=True)
@@ -83,11 +137,9 @@ def kept_in(folder: Path) -> tuple[list[KeptRun], list[str]]:
         raise BadArgument(f"there is no folder {printable(str(folder))}", fix="give one that holds runs, such as runs/")
     found, failed = [], []
     for place in (folder, *sorted(child for child in folder.iterdir() if child.is_dir())):
-        file = place / DATA
-        if not file.is_file():
-            continue
         try:
-            found.append(read_run(place))
+            if (place / DATA).is_file():
+                found.append(read_run(place))
         except BadArgument as error:
             failed.append(str(error))
     return sorted(found, key=lambda kept: kept.run.started, reverse=True), failed
@@ -98,10 +150,7 @@ def read_run(folder: Path) -> KeptRun:
     file = folder / DATA if folder.is_dir() else folder
     shown = printable(str(file))
     try:
-        if file.stat().st_size > LARGEST:
-            raise BadArgument(f"{shown} is larger than any report", fix="choose another folder")
-        data = json.loads(file.read_text(encoding="utf-8"))
-        run = _run_in(data)
+        run = _run_in(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise BadArgument(
             f"{shown} cannot be read: {error.strerror or error}", fix="give the folder of a run, which holds it"
@@ -126,9 +175,8 @@ def runs_list(runs: Sequence[KeptRun]) -> Group:
         run = kept.run
         figures = shorten([f"{_unitless(name)} {said(name, value)}" for name, value in run.figures.items()], 3)
         lines.append(_whole((kept.name, "bold"), f"  {printable(f'{run.kind}: {run.title}')}"))
-        for words_ in (f"{words.when(run.started)}, {run.device}", figures):
-            if words_:
-                lines.append(Padding(Text(printable(words_), style="dim"), (0, 0, 0, 2)))
+        told = filter(None, (f"{when(run.started)}, {run.device}", figures))
+        lines += [Padding(Text(printable(line), style="dim"), (0, 0, 0, 2)) for line in told]
     return Group(*lines)
 
 
@@ -161,7 +209,7 @@ def comparison(a: KeptRun, b: KeptRun) -> Group:
     table.add_column("", justify="right", no_wrap=True)
     for label, first, second in (
         ("what", f"{a.run.kind}: {a.run.title}", f"{b.run.kind}: {b.run.title}"),
-        ("when", words.when(a.run.started), words.when(b.run.started)),
+        ("when", when(a.run.started), when(b.run.started)),
         ("device", a.run.device, b.run.device),
     ):
         table.add_row(Text(label, style="dim"), Text(printable(first)), Text(printable(second)), "")
@@ -192,4 +240,4 @@ def said(name: str, value: float | None) -> str:
     unit = next((unit for unit in UNITS if name.endswith(unit)), None)
     if unit is not None:
         return UNITS[unit](value)
-    return words.metric(name, value) if abs(value) < 100 else count(value)
+    return metric(name, value) if abs(value) < 100 else count(value)

@@ -55,15 +55,15 @@ def write_report(folder: Path, report: Report, name: str) -> None:
 
     Foreign files stay, and one that cannot be written is a warning: the run is worth more.
     """
-    from hotloop.report.page import Training, page  # noqa: PLC0415  # jinja2 is loaded with it
-    from hotloop.report.runs import DATA, PAGE, read_run, run_of  # noqa: PLC0415
+    from hotloop.report.runs import DATA, PAGE, read_run  # noqa: PLC0415  # jinja2 is loaded with it
+    from hotloop.report.training import page, run_of  # noqa: PLC0415
 
     try:
         if (folder / PAGE).exists() or (folder / DATA).exists():
             read_run(folder)
         title = f"Training of {name}"
         write_json(folder / DATA, run_of(report, title).with_data(report.to_json()))
-        write_whole(folder / PAGE, page([Training("", report)], title=title).encode(errors="backslashreplace"))
+        write_whole(folder / PAGE, page({"": report}, title=title).encode(errors="backslashreplace"))
     except BadArgument:
         told = f"{printable(str(folder / PAGE))} does not belong to a run and stays as it is"
         warnings.warn(told, PlanWarning, stacklevel=3)

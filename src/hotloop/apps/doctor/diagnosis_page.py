@@ -10,9 +10,9 @@ from rich.text import Text
 
 from hotloop.apps.doctor.diagnosis import Diagnosis, Finding
 from hotloop.printing.text import count, duration, plural, printable, shorten
-from hotloop.report.document import Block, Document, Patch, Table, Words
+from hotloop.report.document import Block, Document, Fact, Patch, Table, Words
 from hotloop.report.runs import Run
-from hotloop.report.words import Fact, when
+from hotloop.report.words import when
 
 HEADERS = ("---", "+++")  # of a file in a diff
 

@@ -60,8 +60,7 @@ def doctor(
     """
     from hotloop.apps.doctor.diagnosis_page import diagnosis_page, diagnosis_run
     from hotloop.apps.doctor.examination import Examination
-    from hotloop.report.run_folder import new_run
-    from hotloop.report.runs import DATA, PAGE
+    from hotloop.report.runs import DATA, PAGE, new_run
     from hotloop.scripts.children import unwound_by_signals
 
     target, *arguments = command

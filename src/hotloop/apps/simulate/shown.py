@@ -21,9 +21,9 @@ from hotloop.apps.simulate.simulation_record import (
     StepTime,
 )
 from hotloop.printing.text import clipped, count, duration, plural, printable, size
-from hotloop.report.document import Document, Facts, Plot, Table, Words
+from hotloop.report.document import Document, Fact, Facts, Plot, Table, Words
 from hotloop.report.runs import Run
-from hotloop.report.words import DASH, UNKNOWN, Fact, when
+from hotloop.report.words import DASH, UNKNOWN, when
 
 LIMITS = {
     "device": "the GPU computes most of the time",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hotloop.apps.simulate.cards import Card
     from hotloop.apps.simulate.simulation_record import Simulation
     from hotloop.apps.simulate.study import Study
-    from hotloop.report.run_folder import RunFolder
+    from hotloop.report.runs import RunFolder
 
 app = typer.Typer(add_completion=False)
 
@@ -118,7 +118,7 @@ def simulate(
 @contextmanager
 def _folders(out: Path | None, cards: "Sequence[Card]") -> "Iterator[list[RunFolder]]":
     """A folder for the page of each card, where one is asked for; none of them appears after an error."""
-    from hotloop.report.run_folder import new_run
+    from hotloop.report.runs import new_run
 
     paths = [] if out is None else [out] if len(cards) == 1 else [out / card.key for card in cards]
     with ExitStack() as stack:

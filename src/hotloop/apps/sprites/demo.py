@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hotloop.apps.sprites.confusion import confusion
 from hotloop.apps.sprites.dataset import SpriteSet
 from hotloop.apps.sprites.making import CLASSES, make
 from hotloop.apps.sprites.network_files import TrainedNetwork
@@ -18,12 +19,10 @@ from hotloop.device import Choice, pick
 from hotloop.errors import BadArgument
 from hotloop.printing.text import count, duration, plural
 from hotloop.records import Report
-from hotloop.report.document import Gallery, Picture
-from hotloop.report.page import Training, page
-from hotloop.report.plots import DARK, LIGHT, confusion
-from hotloop.report.run_folder import RunFolder, new_run
-from hotloop.report.runs import DATA, PAGE, Run, figures_of
-from hotloop.report.words import Fact
+from hotloop.report.document import Fact, Gallery, Picture
+from hotloop.report.plots import DARK, LIGHT
+from hotloop.report.runs import DATA, PAGE, Run, RunFolder, new_run
+from hotloop.report.training import figures_of, page
 
 ON_A_CPU = ("ghost", "sword", "potion", "heart", "tree", "mushroom", "ship", "fish")  # what two minutes can teach it
 HELD_OUT = 1_000_003  # added to the seed for sprites that no network learns from
@@ -141,15 +140,14 @@ class Demo:
 
     def _write(self, confused: Picture) -> None:
         """The page and the data."""
-        trainings = [Training("sorting sprites", self.sorting)] if self.sorting else []
-        trainings += [Training("drawing sprites", self.drawing)] if self.drawing else []
+        reports = {"sorting sprites": self.sorting, "drawing sprites": self.drawing}
         names = self.settings.classes
         lead = (
             f"Two networks learned from {count(self.settings.sprites)} sprites of {len(names)} classes, "
             "made by rules: one sorts sprites, the other draws new ones. Both were judged on what they had never seen."
         )
         html = page(
-            trainings,
+            {name: report for name, report in reports.items() if report},
             title="Sprites, sorted and drawn",
             lead=lead,
             headlines=headlines(self),

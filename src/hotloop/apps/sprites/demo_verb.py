@@ -65,7 +65,7 @@ def demo(
 def _show(words: "Console", outcome: "Demo") -> None:
     """The numbers, where the files are, and what to try next."""
     from hotloop.apps.sprites.demo import headlines
-    from hotloop.report.run_summary import panel
+    from hotloop.report.document import panel
 
     words.print()
     words.print(panel(headlines(outcome), "hotloop demo", stopped="Ctrl-C" if outcome.interrupted else None))
