@@ -15,7 +15,7 @@ from PIL import Image
 
 from hotloop.records import Report
 from hotloop.report.document import Gallery, Picture, data_uri
-from hotloop.report.training import page as page_of
+from hotloop.report.training_page import page as page_of
 
 from ..thorough import tries
 from .reading import Reader

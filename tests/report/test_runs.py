@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hotloop.errors import BadArgument
 from hotloop.report.runs import Run, compared, comparison, kept_in, read_run, runs_list, said
-from hotloop.report.training import figures_of, headlines_of, run_of
+from hotloop.report.training_page import figures_of, headlines_of, run_of
 
 from .reports import made_report
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from hotloop.records import Report
-from hotloop.report.training import summary
+from hotloop.report.training_page import summary
 
 from .reports import made_report
 

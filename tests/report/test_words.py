@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hotloop.records import Epoch, Report
 from hotloop.report.document import Fact
-from hotloop.report.training import epoch_rows, headlines_of, setting, timings
+from hotloop.report.training_page import epoch_rows, headlines_of, setting, timings
 from hotloop.report.words import metric
 
 from .reports import made_report

@@ -85,7 +85,7 @@ def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:
 def keep_training(training: "Training", title: str, save: str | Path | None = None) -> Path:
     """The page of a training: what `fit` wrote beside the checkpoints, else a new one in a folder of its own."""
     from hotloop.report.runs import PAGE
-    from hotloop.report.training import page, run_of
+    from hotloop.report.training_page import page, run_of
 
     if save is not None and (written := Path(save, PAGE)).is_file():
         return written

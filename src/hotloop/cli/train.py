@@ -120,7 +120,7 @@ def _show(loop: "Loop", training: "Training", folder: str | Path | None, report:
         where: dict[str, Any] = {"save": folder, "report": page}
         print_json({**{key: None if path is None else str(path) for key, path in where.items()}, **training.to_json()})
         return
-    from hotloop.report.training import summary
+    from hotloop.report.training_page import summary
 
     words = console()
     words.print(summary(training, f"hotloop train: {name}"))

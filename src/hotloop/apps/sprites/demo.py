@@ -22,7 +22,7 @@ from hotloop.records import Report
 from hotloop.report.document import Fact, Gallery, Picture
 from hotloop.report.plots import DARK, LIGHT
 from hotloop.report.runs import DATA, PAGE, Run, RunFolder, new_run
-from hotloop.report.training import figures_of, page
+from hotloop.report.training_page import figures_of, page
 
 ON_A_CPU = ("ghost", "sword", "potion", "heart", "tree", "mushroom", "ship", "fish")  # what two minutes can teach it
 HELD_OUT = 1_000_003  # added to the seed for sprites that no network learns from

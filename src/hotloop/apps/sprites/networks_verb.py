@@ -103,7 +103,7 @@ def _train(
     from hotloop import pick
     from hotloop.apps.sprites.making import load_or_make, make
     from hotloop.apps.sprites.recipes import learn_to_draw, learn_to_sort, recipe_for, sprites_for
-    from hotloop.report.training import summary
+    from hotloop.report.training_page import summary
 
     must_be_writable(out, data, suffix=".safetensors")
     choice = pick(device)
