@@ -70,7 +70,7 @@ BUGS = [
     Bug(
         "tuner: its own error ends a training",
         "tune/tuner.py",
-        "if self._loop.together.size > 1:  # the others wait for this rank in the course that they are on",
+        "if self._loop.ranks.size > 1:  # the others wait for this rank in the course that they are on",
         "if True:",
         ("tests/tune/test_tuner.py",),
     ),
@@ -291,8 +291,8 @@ BUGS = [
     Bug(
         "evaluation: schedule-free optimizers stay in train mode",
         "training/loop.py",
-        "with core.together.telling, core.modes.within(training=False):",
-        "with core.together.telling:",
+        "with core.ranks.telling, core.modes.within(training=False):",
+        "with core.ranks.telling:",
         ("tests/training/test_modes.py",),
     ),
     Bug("evaluation: dropout stays on", "evaluation.py", "    model.eval()\n", "", ("tests/test_evaluation.py",)),
@@ -407,14 +407,14 @@ BUGS = [
     Bug(
         "ranks: a resumed rank draws the random numbers of the first",
         "training/parts/rank_states.py",
-        'state["random"][together.ranks.rank]',
+        'state["random"][ranks.group.rank]',
         'state["random"][0]',
         (KILLED_RANK,),
     ),
     Bug(
         "ranks: each draws an order of its own",
-        "training/collective.py",
-        "self.ranks.share_rng_state([torch.default_generator, *generators_of(loader)])",
+        "training/run_ranks.py",
+        "self.group.share_rng_state([torch.default_generator, *generators_of(stream.loader)])",
         "pass",
         (RANKED,),
     ),

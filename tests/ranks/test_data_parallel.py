@@ -12,8 +12,7 @@ import hotloop
 from hotloop.errors import BadArgument
 from hotloop.ranks.group import Ranks
 from hotloop.step.data_parallel import SpreadModel, refuse_own_loss, spread_over_gpus
-
-CUDA = torch.device("cuda")
+from hotloop.training.run_ranks import Together
 
 
 def loader() -> DataLoader[Any]:
@@ -90,23 +89,22 @@ def several(model: nn.Module) -> "nn.DataParallel[Any]":
 
 def test_several_gpus_are_told_and_refuse_what_would_change_the_one_model() -> None:
     model = network()
-    spread = spread_over_gpus(model, several(model), CUDA, None, hotloop.Plan("cuda"))
+    spread = spread_over_gpus(model, several(model), hotloop.Plan("cuda"))
     assert spread is not None
     assert spread.is_active
     assert "over 2 GPUs: 15 items in a step, 8 on each" in spread.words(15)
     assert "`hotloop launch --gpus 2 script.py`" in spread.words()
     with pytest.raises(BadArgument, match="2 GPUs with compile in the plan"):
-        spread_over_gpus(model, several(model), CUDA, None, hotloop.Plan("cuda", compile="default"))
+        spread_over_gpus(model, several(model), hotloop.Plan("cuda", compile="default"))
     with pytest.raises(BadArgument, match="a loss for each of 2 GPUs"):
         refuse_own_loss(spread, has_loss=False)
     refuse_own_loss(spread, has_loss=True)
-    on_host = spread_over_gpus(model, several(model), torch.device("cpu"), None, hotloop.Plan("cpu"))
+    on_host = spread_over_gpus(model, several(model), hotloop.Plan("cpu"))
     assert on_host == SpreadModel(None, 0), "a model on the host is called as it is"
 
 
 def test_on_ranks_ddp_takes_its_place() -> None:
-    ranks, model = Ranks(0, 2, 0, "here", torch.device("cpu")), network()
+    ranks = Together(Ranks(0, 2, 0, "here", torch.device("cpu")))
     plan = hotloop.Plan("cpu", parallel="data_parallel")
-    assert spread_over_gpus(model, nn.DataParallel(model), torch.device("cpu"), ranks, hotloop.Plan("cpu")) is None
     with pytest.raises(BadArgument, match="on 2 ranks"):
-        spread_over_gpus(model, None, torch.device("cpu"), ranks, plan)
+        ranks.spread(network(), None, plan, [], [])

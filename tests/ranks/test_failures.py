@@ -361,8 +361,13 @@ def test_each_rank_writes_for_top_how_far_and_how_fast_it_is(monkeypatch: pytest
     store = HashStore()
     monkeypatch.setattr("hotloop.ranks.heartbeat.store_of_ranks", lambda timeout: store)
     several = [Ranks(rank, 2, rank, "here", torch.device("cpu")) for rank in range(2)]
-    beats = [Heartbeat(ranks) for ranks in several]
     began, folder = time.monotonic(), tmp_path / "cache" / "ranks"
+    beats = [
+        Heartbeat(
+            ranks, show=RankFile(ranks, lambda: int(1000 * (time.monotonic() - began)), lambda pace=pace: pace).write
+        )
+        for ranks, pace in zip(several, [(0.01, 0.03), (0.04, 0.0)], strict=True)
+    ]
     found: list[RankRun] = []
 
     def is_known() -> bool:
@@ -370,8 +375,6 @@ def test_each_rank_writes_for_top_how_far_and_how_fast_it_is(monkeypatch: pytest
         known = [each.items_per_second and each.own for run in found for each in run.by_rank]
         return len(known) == 2 and all(known)
 
-    for beat, ranks, pace in zip(beats, several, [(0.01, 0.03), (0.04, 0.0)], strict=True):
-        beat.show = RankFile(ranks, lambda: int(1000 * (time.monotonic() - began)), lambda p=pace: p).write
     with beats[1], beats[0]:
         until(is_known)
         assert len([path for path in folder.iterdir() if path.suffix == ".json"]) == 2, "a file for each rank"

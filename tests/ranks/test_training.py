@@ -160,7 +160,7 @@ def test_a_checkpoint_is_resumed_with_other_ranks(
 def test_a_rank_does_not_tune_by_itself() -> None:
     model = torch.nn.Linear(2, 1)
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), torch.nn.MSELoss(), device="cpu")
-    loop._core.together.size = 2
+    loop._core.ranks.size = 2
     with pytest.raises(BadArgument, match="2 ranks"):
         loop.tune([(torch.rand(4, 2), torch.rand(4, 1))])
 

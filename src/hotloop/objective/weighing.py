@@ -77,8 +77,8 @@ class Weighing:
     Some ways are likely: what PyTorch's losses are means over, items, a sum, what a loss is divided by. At each new
     size of parts, and a few times later, the loss of a whole batch and its gradient are compared with those of its
     parts, on copies, without a trace; the first way that gives the same holds.
-    `may_probe` says whether the person's code may be called more often than a step does. Where `calls` knows its roots,
-    calls are looked at first: nothing is compared where one changes what cannot be restored.
+    `may_probe` says whether the person's code may be called more often than a step does. With `roots` its calls are
+    looked at first: nothing is compared where one changes what cannot be restored.
     """
 
     def __init__(
@@ -89,10 +89,13 @@ class Weighing:
         later: Sequence[int] = LATER,
         compiles: bool = False,
         on_ranks: bool = False,
+        may_probe: bool = True,
+        roots: Callable[[], Mapping[str, object]] | None = None,
     ) -> None:
-        self.split = split
-        self.may_probe: Callable[[], bool] = lambda: True
-        self.calls = CallEffects(lambda names: self.tell("effects", names=shorten(names, 3)))  # of the objectives
+        self.split, self._may_probe = split, may_probe
+        self.calls = CallEffects(
+            lambda names: self.tell("effects", names=shorten(names, 3)), roots
+        )  # of the objectives
         self._default = SUM if sums else ITEMS
         self._sums, self._later, self._compiles, self._on_ranks = sums, later, compiles, on_ranks
         self._known: defaultdict[str, _Known] = defaultdict(_Known)  # by the names of objectives
@@ -100,7 +103,7 @@ class Weighing:
 
     def take_over(self, other: "Weighing") -> None:
         """Know what another has found out about the same objectives."""
-        self.may_probe, self.calls = other.may_probe, other.calls
+        self.calls = other.calls
         self._known, self._told = other._known, other._told
 
     def items_in(self, batch: Any) -> int:
@@ -165,7 +168,7 @@ class Weighing:
 
     @property
     def _may_be_called(self) -> bool:
-        return not self.calls.names and self.may_probe() and not is_capturing()
+        return not self.calls.names and self._may_probe and not is_capturing()
 
     def looked_at(self, model: nn.Module) -> AbstractContextManager[None]:
         """Look at a call of the person's code, after which it may be known what it changes in Python."""

@@ -94,10 +94,13 @@ class Heartbeat:
     `progress` says how far the rank is, as a `Beat` has it; `show` is given each beat.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self.progress: Callable[[], list[int]] = lambda: [0, 0, 0]
-        self.show: Callable[[Beat], None] = lambda beat: None
+    def __init__(
+        self,
+        ranks: Ranks,
+        progress: Callable[[], list[int]] = lambda: [0, 0, 0],
+        show: Callable[[Beat], None] = lambda beat: None,
+    ) -> None:
+        self._ranks, self._progress, self._show = ranks, progress, show
         self.store: Any = None  # which ends with the process that holds it; None from then on
         self.known: dict[int, Beat] = {}  # the last beats of others
         self._is_warned = False  # of ranks that are late
@@ -132,12 +135,12 @@ class Heartbeat:
                 mine = self._tell(traceback.walk_stack(sys._current_frames()[thread]))
                 self.hear()
                 self._warn(mine)
-                self.show(mine)
+                self._show(mine)
 
     def _tell(self, stack: Stack, ended: str = "") -> Beat:
         """Say where this rank is; nothing more once it has said how it ended."""
         with self._lock:
-            before, now, progress, ranks = self._mine, time.time(), self.progress(), self._ranks
+            before, now, progress, ranks = self._mine, time.time(), self._progress(), self._ranks
             if before is not None and before.ended and not ended:
                 return before
             since = before.since if before is not None and before.progress == progress else now
@@ -153,7 +156,7 @@ class Heartbeat:
         if mine is None or not mine.ended:  # else it is said
             words = "done" if error is None else traceback.format_exception_only(error)[-1].strip().splitlines()[0]
             mine = self._tell(() if error is None else _stack(error), printable(words)[:400])
-        self.show(mine)
+        self._show(mine)
         holds_store = self._ranks.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         if holds_store and self.store and isinstance(error, Exception) and not isinstance(error, RanksDiffer):
             time.sleep(PERIOD + 0.5)

@@ -10,7 +10,7 @@ from torch import nn
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan
 from hotloop.printing.text import plural
-from hotloop.ranks.group import Ranks, world_size
+from hotloop.ranks.group import world_size
 
 LAUNCH = "`hotloop launch --gpus {gpus} script.py`"
 # Settings that change how the one model computes, of which copies on other GPUs know nothing.
@@ -71,23 +71,14 @@ class Through:
         return self.objective(self.wrapper, batch)
 
 
-def spread_over_gpus(
-    model: nn.Module, found: "nn.DataParallel[Any] | None", device: torch.device, ranks: Ranks | None, plan: Plan
-) -> SpreadModel | None:
+def spread_over_gpus(model: nn.Module, found: "nn.DataParallel[Any] | None", plan: Plan) -> SpreadModel | None:
     """The `DataParallel` that was found around a model, or that the plan asks for; None where neither."""
-    asked = plan.parallel == "data_parallel"
-    if ranks is not None:
-        if asked:
-            raise BadArgument(
-                f"parallel='data_parallel' on {ranks.size} ranks, each of which has a GPU of its own",
-                fix="leave it out: DDP is used there",
-            )
-        return None  # DDP takes its place
-    if found is None and not asked:
+    if found is None and plan.parallel != "data_parallel":
         return None
-    if found is None and device.type == "cuda" and torch.cuda.device_count() > 1:
+    on_cuda = torch.device(plan.device).type == "cuda"
+    if found is None and on_cuda and torch.cuda.device_count() > 1:
         found = nn.DataParallel(model)
-    elif found is not None and found.device_ids and device.type != "cuda":
+    elif found is not None and found.device_ids and not on_cuda:
         found = None  # it would look for the model on a GPU
     spread = SpreadModel(found, 0 if found is None else len(found.device_ids))
     others = [name for name in _OTHERS if getattr(plan, name) != getattr(Plan, name)]

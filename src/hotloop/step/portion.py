@@ -22,13 +22,14 @@ class Portion:
     32
     """
 
-    def __init__(self, most: int | None = None, room: Callable[[], int | None] = lambda: None) -> None:
+    def __init__(
+        self, most: int | None = None, room: Callable[[], int | None] = lambda: None, *, grows: bool = True
+    ) -> None:
         self.most = most
         self.limit = most  # items at once; None for all
-        self.grows = True  # whether larger ones are tried again
         self.failures = 0
         self.cuts = 0  # failures on which smaller micro-batches followed
-        self._room = room
+        self._room, self._grows = room, grows
         self._room_at_failure: int | None = None
         self._room_at_try = 0
         self._good: int | None = None  # the size to fall back to while a larger one is tried
@@ -76,7 +77,7 @@ class Portion:
         if not self.failures:
             return False
         self._passes += passes
-        if self.limit == self.most or self.limit is None or not self.grows:
+        if self.limit == self.most or self.limit is None or not self._grows:
             return False
         if self._passes < self._patience and not self._has_more_room():
             return False

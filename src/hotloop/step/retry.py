@@ -33,6 +33,7 @@ class OutOfMemory:
     `relieve` is called where a single item does not fit: it changes something that saves memory and says whether it
     did. `told` hears of each failure: the size that failed, and the one that follows. `witness` is called before a
     repetition and what it returns after it: names of what the person's code changed and a snapshot cannot restore.
+    `grows`: micro-batches that were made smaller are made larger again.
     """
 
     def __init__(
@@ -44,10 +45,11 @@ class OutOfMemory:
         relieve: Callable[[], bool] = lambda: False,
         told: Callable[[int, int], None] = lambda failed, follows: None,
         witness: Callable[[], Callable[[], list[str]]] = lambda: list,
+        grows: bool = True,
     ) -> None:
         self.device = device
         self.modules = modules
-        self.portion = Portion(most, partial(room, device))
+        self.portion = Portion(most, partial(room, device), grows=grows)
         self.snapshot = PassSnapshot(modules, device)
         self.optimizers: Sequence[Optimizer] = ()  # whose state is named where nothing fits
         self.has_captures: Callable[[], bool] = lambda: False  # which give way: their memory is no hole

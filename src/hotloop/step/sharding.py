@@ -103,10 +103,8 @@ def _gathered(shard: Any) -> Tensor:
     return whole.cpu()
 
 
-def team_of(model: nn.Module, ranks: Ranks | None) -> Team | None:
+def team_of(model: nn.Module, ranks: Ranks) -> Team | None:
     """The ranks that hold a model's shards and write and read its checkpoints; None for an unsharded model."""
-    if ranks is None:
-        return None
     shard: Any = next((parameter for parameter in model.parameters() if hasattr(parameter, "full_tensor")), None)
     if shard is None:
         return None
@@ -159,14 +157,8 @@ def optimizer_sharded(optimizer: Optimizer, values: dict[str, Any]) -> dict[str,
     return {**values, "state": state}
 
 
-def across_ranks(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks | None, plan: Plan) -> nn.Module:
+def across_ranks(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks, plan: Plan) -> nn.Module:
     """The model with SyncBatchNorm or FSDP as the plan asks on several ranks; raises where that is impossible."""
-    if ranks is None:
-        if plan.parallel == "fsdp":
-            raise BadArgument(
-                "parallel='fsdp' in a process that is alone", fix="start several: `hotloop launch --gpus 2 script.py`"
-            )
-        return model
     if plan.sync_batchnorm:
         if ranks.device.type != "cuda":
             raise BadArgument(

@@ -21,8 +21,8 @@ class Backward:
         self._model, self._split = model, split
         self._modules = (model, *([criterion] if isinstance(criterion, nn.Module) else []))
         self._trained = TrainedObjective("loss", objective, (), self._modules)
-        self._weighing = Weighing(split, sums=not averages(criterion))
-        self._weighing.calls.roots = lambda: {"model": model, "objective": objective}
+        roots = {"model": model, "objective": objective}
+        self._weighing = Weighing(split, sums=not averages(criterion), roots=lambda: roots)
         self._memory = OutOfMemory(self._modules, torch.device("cpu"))  # of the model's device, from its first batch on
         self._retry: OomRetry[Parts] | None = None
 

@@ -20,6 +20,7 @@ from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
 from hotloop.step.inspection import Inspection, host_noted
 from hotloop.step.retry import OomRetry, OutOfMemory
+from hotloop.step.sharding import is_sharded
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.window import Window
 from hotloop.values.snapshot import Gradients, PassSnapshot
@@ -32,8 +33,10 @@ class TrainingStep:
     """Trains on batches as a plan says: `run(batch)` is one step and returns the losses by name.
 
     `memory`: repeats a batch in micro-batches where memory runs out; None: that is an error, as in a trial.
-    `across` puts an objective onto several ranks. `averages`: losses are means over items, not sums. `obstacle`
-    says why a CUDA graph that the plan has is not there.
+    `across` puts an objective onto several ranks; `wrapper` is called in the model's place. `averages`: losses are
+    means over items, not sums. `roots`: from where the person's code may reach Python state, if its calls are watched.
+    `rescue(run, batch)` is called in place of `run(batch)`. `obstacle` says why a CUDA graph that the plan has is not
+    there.
     """
 
     run: Callable[[Any], Parts]
@@ -50,6 +53,9 @@ class TrainingStep:
         compiled: dict[str, CompiledObjective] | None = None,
         memory: OutOfMemory | None = None,
         across: "Callable[[TrainedObjective, Objective], AcrossRanks] | None" = None,
+        wrapper: nn.Module | None = None,
+        roots: Callable[[], Mapping[str, object]] | None = None,
+        rescue: Callable[[Callable[[Any], Parts], Any], Parts] | None = None,
     ) -> None:
         self.obstacle: str | None = None
         if plan.graph and any(each.every > 1 for each in objectives):
@@ -57,17 +63,23 @@ class TrainingStep:
         self.model, self.objectives, self.plan, self.memory = model, objectives, plan, memory
         self.device = torch.device(plan.device)
         self.captured: CapturedStep | None = None
-        self._rescue: Callable[[Callable[[Any], Parts], Any], Parts] | None = None
         self.counts = Counts()
         # A comparison blocks, which ends a capture: there, only first cuts are compared.
         later = () if plan.graph else LATER
         self.weighing = Weighing(
-            plan.split, sums=not averages, later=later, compiles=plan.compile != "off", on_ranks=across is not None
+            plan.split,
+            sums=not averages,
+            later=later,
+            compiles=plan.compile != "off",
+            on_ranks=across is not None,
+            may_probe=across is None or not is_sharded(model),  # a pass of one rank alone would wait for the others
+            roots=roots,
         )
         self.compiled = compiled or {}
         if plan.compile != "off" and not compiled:
             self.compiled = {each.name: CompiledObjective(each.objective, plan.compile) for each in objectives}
-        self._see, self._after_update, self._across = see, after_update, across
+        self._see, self._after_update, self._across, self._rescue = see, after_update, across, rescue
+        self._called = wrapper or model
         self.eagers = [self._eager(each) for each in objectives]
         self._retries: list[OomRetry[Parts]] = []
         self.answer_for_memory()
@@ -120,15 +132,11 @@ class TrainingStep:
         if self._rescue is not None:
             self.run = partial(self._rescue, self.run)
 
-    def rescued_by(self, rescue: Callable[[Callable[[Any], Parts], Any], Parts]) -> None:
-        """Run steps through `rescue(run, batch)`, also after a change of the plan."""
-        self._rescue, self.run = rescue, partial(rescue, self.run)
-
     def _eager(self, each: TrainedObjective) -> EagerStep:
         objective: Objective = self.compiled.get(each.name, each.objective)
         across = None if self._across is None else self._across(each, objective)
         eager = EagerStep(
-            self.model,
+            self._called,
             each,
             self.plan,
             self.weighing,

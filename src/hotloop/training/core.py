@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,21 +21,17 @@ from hotloop.levers.applied import displace_plans
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
 from hotloop.objective.objectives import Criterion, Objective
 from hotloop.plan import Plan
-from hotloop.ranks.group import Ranks
 from hotloop.records import PlanChange
 from hotloop.step.captured import settings_around
 from hotloop.step.captured_graph import is_ordinary_stream
 from hotloop.step.compilation import CompiledObjective
-from hotloop.step.data_parallel import SpreadModel
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretches, stretches
-from hotloop.step.sharding import is_sharded
-from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
 from hotloop.training.changes import Changes
-from hotloop.training.collective import Collective
 from hotloop.training.messages import advice_on_loss, memory_words
 from hotloop.training.modes import OptimizerModes
+from hotloop.training.run_ranks import Alone
 from hotloop.training.schedulers import Schedule
 from hotloop.training.watch import Watch
 from hotloop.tune.subject import Subject
@@ -43,9 +39,6 @@ from hotloop.tune.tuner import Ahead, Tuner
 from hotloop.values.effects import counted_per_call, look, watched_changes
 from hotloop.values.rng import RngStates, generators_in
 from hotloop.values.snapshot import PassSnapshot
-
-if TYPE_CHECKING:
-    from hotloop.step.across import AcrossRanks
 
 UNTIMED = 8  # first steps of a loop by hand, of which nothing is timed: many a script has no more
 Transform = Callable[[Any], Any]
@@ -71,8 +64,7 @@ class Core:
         stateful: dict[str, Any],
         plans_itself: bool,
         by_hand: bool,
-        ranks: Ranks | None = None,
-        spread: SpreadModel | None = None,
+        ranks: Alone,
     ) -> None:
         self.choice, self.device = choice, choice.device
         self.model, self.objectives, self.subject = subject.model, subject.objectives, subject
@@ -81,7 +73,7 @@ class Core:
         self.modes = OptimizerModes(self.optimizers)
         self.plans_itself = plans_itself  # the person leaves the plan to the loop
         self.by_hand = by_hand  # the plan that is carried out is the person's
-        self.together = Collective(ranks, spread)
+        self.ranks = ranks
         self.tuner = Tuner(subject, self, asked=plans_itself)
         advice, single = advice_on_loss(begin), len(self.objectives) == 1
         self.watch = Watch(self.device, single=single, advice=advice, heard=self.tuner.heard)
@@ -93,8 +85,8 @@ class Core:
             relieve=lambda: self.step.relieve(),  # noqa: PLW0108  # whichever step that is then
             told=self._tell_of_memory,
             witness=self._witness,
+            grows=ranks.may_repeat,  # a try that fails in a backward pass would end the run of all ranks
         )
-        self.memory.portion.grows = ranks is None  # a try that fails in a backward pass would end the run of all ranks
         self.evaluation = Evaluation(self.model, self.device, begin.split)
         self.stream: Stream[Any] | None = None
         self.given: Any = None  # the batch that `batches` gave out last
@@ -127,7 +119,7 @@ class Core:
 
     def batches(self, loader: Iterable[Any], transform: Transform | None) -> Iterator[Any]:
         """One epoch of `loader`, each batch already on the device."""
-        loader = self.together.share(loader)
+        loader = self.ranks.share(loader)
         self._begin_epoch(loader)
         assert self.stream is not None
         batch = None
@@ -182,7 +174,7 @@ class Core:
     def _begin_epoch(self, loader: Iterable[Any]) -> None:
         self.hold(alone=True)
         self.stream = self.stream_of(loader)
-        self.together.begin_epoch(loader)
+        self.ranks.begin_epoch(self.stream)
         self.epoch += 1
         self.watch.begin_epoch(self.epoch, self.stream)
         set_training(self.model, goes_on=self.seen_before is not None)
@@ -278,7 +270,7 @@ class Core:
             len(drawn),
             self._left(loader),
             self.step.is_between_windows,
-            can_be_several=resident is not None and not self.is_one_by_one and self.together.ranks is None,
+            can_be_several=resident is not None and not self.is_one_by_one and not self.subject.on_ranks,
             sample=partial(self._sample, resident, drawn[0], transform),
         )
         self.tuner.before(ahead, self.watch.batches)
@@ -301,7 +293,7 @@ class Core:
 
     def _may_tune(self) -> bool:
         """Whether a plan may be tried at a step by hand: no other loop's is applied, and nothing special is around."""
-        if self.together.ranks is not None or self.expected is not None or not self.step.levers.is_alone():
+        if self.subject.on_ranks or self.expected is not None or not self.step.levers.is_alone():
             return False
         return settings_around(self.device)[:2] == (True, False) and is_ordinary_stream(self.device)
 
@@ -337,7 +329,7 @@ class Core:
 
     def step_for(self, plan: Plan, compiled: dict[str, CompiledObjective] | None = None) -> TrainingStep:
         """The step of a plan, with objectives that are compiled already where given."""
-        step = TrainingStep(
+        return TrainingStep(
             self.model,
             self.objectives,
             plan,
@@ -346,31 +338,10 @@ class Core:
             after_update=self.schedule.after_update if self.schedule.schedulers else None,
             compiled=compiled,
             memory=self.memory,
-            across=None if self.together.ranks is None else self._across,
-        )
-        if self.together.wrapper is not None:
-            for eager in step.eagers:
-                eager.model = self.together.wrapper
-        step.weighing.calls.roots = self.roots
-        if self.together.ranks is not None and is_sharded(self.model):
-            step.weighing.may_probe = lambda: False  # a pass of one rank alone would wait for the others
-        if self.watch.is_in_time and self.tuner.rounds(plan):
-            step.rescued_by(self.tuner.rescued)
-        return step
-
-    def _across(self, trained: TrainedObjective, objective: Objective) -> "AcrossRanks":
-        from hotloop.step.across import Replicas, Shards
-
-        together = self.together
-        assert together.ranks is not None
-        kind = Shards if is_sharded(self.model) else Replicas
-        return kind(
-            together.ranks,
-            self.model,
-            trained,
-            objective,
-            is_even=lambda: together.is_even(self.stream),
-            is_filler=lambda: together.is_filler(self.stream),
+            across=self.ranks.across,
+            wrapper=self.ranks.wrapper,
+            roots=self.roots,
+            rescue=self.tuner.rescued if self.watch.is_in_time and self.tuner.rounds(plan) else None,
         )
 
     def carry_out(self, plan: Plan, why: str, compiled: dict[str, CompiledObjective] | None = None) -> None:

@@ -67,7 +67,7 @@ class DryRun:
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise BadArgument(f"dry_run={self.steps!r}", fix="give a number of steps to try, such as 3")
-        if (size := self.core.together.size) > 1:
+        if (size := self.core.ranks.size) > 1:
             raise BadArgument(f"dry_run= on {size} ranks", fix="try it in one process first, without torchrun")
         for given in (self.loader, self.validate):
             check_readable_again(

@@ -54,7 +54,7 @@ class RunState:
 
     def must_end(self) -> bool:
         """Between two epochs: whether the run has to end, on this rank or on any other."""
-        asked = self.core.together.any(self.stop.asked)
+        asked = self.core.ranks.any(self.stop.asked)
         self.stop.why = self.stop.why or ("another rank" if asked else None)
         return asked
 
@@ -85,9 +85,9 @@ def _epoch(run: RunState, parts: Parts, work: Callable[[], Iterable[Work]]) -> b
             parts.before_step(batches)
             loss = run.loop.step(batch) if batches == 1 else None  # several were trained on in one CUDA graph
             run.batches += batches
-            run.items += run.core.together.counted(items)
+            run.items += items * run.core.ranks.size
             parts.after_step(loss, batches)
-            if _between_windows(run, parts):
+            if _between_windows(run, parts, items):
                 break
         else:
             whole = True
@@ -96,7 +96,7 @@ def _epoch(run: RunState, parts: Parts, work: Callable[[], Iterable[Work]]) -> b
         if not run.stop.explains(error):
             raise
         if is_of_a_loader(error):  # nothing was left half done here
-            _between_windows(run, parts)
+            _between_windows(run, parts, 0)
     parts.end_epoch(whole)
     if not run.core.watch.items_seen:
         return False  # it was stopped before the first batch
@@ -109,15 +109,15 @@ def _epoch(run: RunState, parts: Parts, work: Callable[[], Iterable[Work]]) -> b
     return True
 
 
-def _between_windows(run: RunState, parts: Parts) -> bool:
-    """After a step: let parts save where that is due; returns whether the run has to end here."""
-    stop, save = run.core.together.after_step(stop=run.stop.asked, save=parts.is_due())
+def _between_windows(run: RunState, parts: Parts, items: int) -> bool:
+    """After a step on so many items: let parts save where that is due; returns whether the run has to end here."""
+    stop, save = run.core.ranks.after_step(run.stop.asked, parts.is_due(), items)
     if not run.loop.is_between_windows:  # a gradient waits for its update, a few batches ahead
         return False
     if stop or save:
         _tell_known_epochs(run, parts, wait=True)
         parts.between_windows(stop)
-        run.core.together.done()
+        run.core.ranks.saved()
     if stop and not run.stop.asked:
         run.stop.why = "another rank"
     return stop
@@ -145,7 +145,7 @@ def _evaluated(run: RunState, parts: Parts, epoch: Epoch) -> Epoch:
     parts.before_evaluation()
     try:
         if not run.must_end():
-            with run.stop.at_once() if run.core.together.size == 1 else nullcontext():
+            with run.stop.at_once() if run.core.ranks.size == 1 else nullcontext():
                 return parts.evaluate(epoch)
     except (KeyboardInterrupt, *FAILURES) as error:
         if not run.stop.explains(error):
@@ -162,6 +162,6 @@ def _cut_short_by(run: RunState, parts: Parts) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if run.core.together.size > 1 or not run.stop.explains(error):
+        if run.core.ranks.size > 1 or not run.stop.explains(error):
             raise
         run.is_cut_short = True

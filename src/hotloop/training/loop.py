@@ -26,14 +26,11 @@ from hotloop.objective.objectives import predict as predict_by_convention
 from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Split, Tuning, precision_of
 from hotloop.printing.text import an
-from hotloop.ranks.group import ranks_of
 from hotloop.records import Report
-from hotloop.step.data_parallel import device_of, refuse_own_loss, spread_over_gpus, through, unwrapped
+from hotloop.step.data_parallel import device_of, through, unwrapped
 from hotloop.step.eager import total
-from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.trained_objectives import Optimizers, TrainedObjective, objectives_of
 from hotloop.step.training import TrainingStep
-from hotloop.training.alike import facts_of_run
 from hotloop.training.callbacks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
 from hotloop.training.core import Core, Transform, modules_of
 from hotloop.training.display import telling
@@ -43,6 +40,7 @@ from hotloop.training.messages import check_that_it_can_learn, refuse_unknown
 from hotloop.training.part import FitArguments, Parts
 from hotloop.training.parts import parts_of_run, refuse_unserved
 from hotloop.training.run_files import write_report, write_run
+from hotloop.training.run_ranks import ranks_and_device
 from hotloop.training.schedulers import Every, Schedule, Schedulers
 from hotloop.training.scores import Scored
 from hotloop.training.state import checked_stateful, load_state, state_of, weights_of
@@ -109,7 +107,7 @@ class Loop:
             device = plan.device if isinstance(plan, Plan) and plan.device != "auto" else device_of(found)
         if plan == "auto" and found is not None and len(found.device_ids) > 1:
             plan = "plain"  # trials would run on one of its GPUs
-        ranks, choice = ranks_of(device)
+        ranks, choice = ranks_and_device(device)
         objective = through(found, choice.device, objective)
         self._scored = Scored.of(loss, train_metrics, choice.device)
         criterion = self._scored or loss
@@ -133,27 +131,22 @@ class Loop:
         begin = Plan(str(choice.device), stream="direct", **settings)
         name = choice.name or str(choice.device)
         modules = modules_of(self.model, criterion)
-        pinned, on_ranks = precision != "auto", ranks is not None
+        pinned, on_ranks = precision != "auto", ranks.group is not None
         subject = Subject(self.model, modules, objectives, averages(loss), begin, pinned, name, on_ranks)
         asked = {name: value for name, value in settings.items() if value != getattr(Plan(), name)}
         if precision != "auto":
             asked["precision"] = precision
         begin = plan_of(plan, subject, asked)
-        if found is not None and ranks is None and begin.parallel == "ddp":
-            begin = replace(begin, parallel="data_parallel")
+        goals = [loss, *(objective.values() if isinstance(objective, Mapping) else [objective])]
+        given = [goal for goal in goals if goal is not None]
+        self.model, begin = ranks.spread(self.model, found, begin, optimizers, given)
         subject = replace(
             subject,
+            model=self.model,
+            modules=modules_of(self.model, criterion),
             plan=replace(subject.plan, **{name: getattr(begin, name) for name in ASKED}),
             pinned_precision=subject.pinned_precision or begin.precision != "fp32",
         )
-        spread = spread_over_gpus(self.model, found, choice.device, ranks, begin)
-        refuse_own_loss(spread, has_loss=loss is not None or objective is not None)
-        if ranks is not None:
-            goals = [loss, *(objective.values() if isinstance(objective, Mapping) else [objective])]
-            begun = replace(begin, device=choice.device.type)
-            ranks.must_agree(facts_of_run(self.model, begun, optimizers, goals))
-        self.model = across_ranks(self.model, optimizers, ranks, begin)
-        subject = replace(subject, model=self.model, modules=modules_of(self.model, criterion))
         self._core = Core(
             choice,
             subject,
@@ -165,11 +158,9 @@ class Loop:
             plans_itself=plan == "auto",
             by_hand=isinstance(plan, Plan),
             ranks=ranks,
-            spread=spread,
         )
-        if ranks is not None:
-            core = self._core
-            core.together.tell(self._progress, lambda: core.step, partial(weights_of, core))
+        core = self._core
+        ranks.begin(self._progress, lambda: core.step, partial(weights_of, core))
 
     def _progress(self) -> list[int]:
         core, stream = self._core, self._core.stream
@@ -253,9 +244,7 @@ class Loop:
         """
         core = self._core
         batches = core.batches(loader, device_transform)
-        if core.together.ranks is None:
-            return batches
-        return core.together.while_telling(
+        return core.ranks.while_telling(
             batches,
             lambda batch: core.step.weighing.items_in(batch),  # noqa: PLW0108  # the step changes with the plan
         )
@@ -277,7 +266,7 @@ class Loop:
         try:
             parts = step.run(batch)
         except TORCH_ERRORS as error:
-            better: HotloopError | None = core.together.lost(error)
+            better: HotloopError | None = core.ranks.lost(error)
             if better is None:
                 better = explanation(error, self.model, batch, core.where(), partial(core.forward, batch))
             if better is None:
@@ -305,7 +294,7 @@ class Loop:
         fp32. All of these steps are undone: model, optimizers, rng state and data order are left as they were.
         `fit`, `batches` and `step` find a plan by themselves.
         """
-        if (size := self._core.together.size) > 1:
+        if (size := self._core.ranks.size) > 1:
             raise BadArgument(
                 f"loop.tune on {size} ranks, each of which would find a plan of its own",
                 fix="tune in one process and pass the plan: Loop(…, plan=tuning.plan); `fit` tunes all ranks together",
@@ -328,12 +317,9 @@ class Loop:
         core = self._core
         objective = None if core.criterion is not None or isinstance(core.objective, Mapping) else core.objective
         check_metrics(metrics)
-        ranks, loader = (
-            core.together.adds_up(metrics),
-            core.together.share_validation(loader, metrics, fills=is_sharded(self.model)),
-        )
+        ranks, loader = core.ranks.adds_up(metrics), core.ranks.share_validation(loader, metrics)
         precision = core.step.plan.precision
-        with core.together.telling, core.modes.within(training=False):
+        with core.ranks.telling, core.modes.within(training=False):
             core.step.share_buffers()  # a hook may evaluate in the middle of an epoch
             return core.evaluation.run(loader, metrics, core.criterion, objective, predict, precision, ranks)
 
@@ -421,18 +407,15 @@ class Loop:
         arguments |= {"train_metrics"} if self._scored is not None else set()
         refuse_unserved(arguments)
         self._core.step.drop_window()  # that a run left which failed in the middle of one
-        together = self._core.together
-        loader, validate = (
-            together.share(loader),
-            together.share_validation(validate, metrics, fills=is_sharded(self.model)),
-        )
+        ranks = self._core.ranks
+        loader, validate = ranks.share(loader), ranks.share_validation(validate, metrics)
         length = length_of(loader)
-        together.must_agree({"number of batches": length, "number of epochs": epochs})
+        ranks.must_agree({"number of batches": length, "number of epochs": epochs})
         saving = nullcontext() if save is None else self._saver(save, every, keep, resume, str(hooks.goal))
-        with together.telling, saving as saver:
+        with ranks.telling, saving as saver:
             if saver is not None:
-                together.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
-            if not together.is_first:
+                ranks.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
+            if not ranks.is_first:
                 progress, monitor, log = False, False, None
             given = (loader, validate, device_transform)
             if dry_run is not None:
@@ -455,12 +438,12 @@ class Loop:
                 check()
                 done = 0 if length is None else run.epoch * length + run.batches
                 self._core.expected = None if length is None else self._core.watch.batches + epochs * length - done
-                if saver is not None and together.is_first:
+                if saver is not None and ranks.is_first:
                     resumed = saver.found is not None
-                    write_run(saver.folder, asked, self.plan, self.choice, ranks=together.size, resumed=resumed)
+                    write_run(saver.folder, asked, self.plan, self.choice, ranks=ranks.size, resumed=resumed)
                 train(run, parts, partial(self._core.work, loader, device_transform))
                 report = self._report(parts)
-                if saver is not None and together.is_first:
+                if saver is not None and ranks.is_first:
                     write_report(saver.folder, report, type(self.model).__name__)
                 return report
             finally:
@@ -483,8 +466,8 @@ class Loop:
     def _saver(self, folder: str | Path, every: str | float, keep: int, resume: bool, goal: str) -> "Saver":
         from hotloop.training.saving import OtherRankSaver, Saver
 
-        together = self._core.together
-        kind, team = Saver if together.is_first else OtherRankSaver, team_of(self.model, together.ranks)
+        ranks = self._core.ranks
+        kind, team = Saver if ranks.is_first else OtherRankSaver, ranks.team(self.model)
         return kind(folder, every, keep=keep, resume=resume, team=team, goal=goal)
 
     def _hooks(
@@ -544,7 +527,7 @@ class Loop:
             updates = math.ceil(run.length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
             left = (run.epochs - run.epoch) * updates - run.batches // self.plan.accumulate
             rarity = {id(o): each.every for each in self._core.objectives for o in each.optimizers}
-            size = self._core.together.size
+            size = self._core.ranks.size
             self._core.schedule.check_length(lambda o: left // rarity[id(o)], run.epochs - run.epoch, size)
 
     def largest_batch(

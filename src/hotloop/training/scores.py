@@ -13,7 +13,6 @@ from hotloop.errors import BadArgument
 from hotloop.evaluation import Metrics, check_metrics
 from hotloop.objective.objectives import Criterion, compared, items_in
 from hotloop.placement.host_copy import HostCopy
-from hotloop.ranks.group import Ranks
 
 
 class Scored(nn.Module):
@@ -88,11 +87,6 @@ class Scored(nn.Module):
         yield
         self.totals.copy_(before)
 
-    def give_to_first(self, ranks: Ranks) -> None:
-        """Reduce the sums of all ranks to rank 0, for its checkpoint."""
-        sums = torch.tensor(ranks.total(self.totals.flatten().tolist()), dtype=self.totals.dtype)
-        self.totals.copy_(sums.view_as(self.totals) * ranks.is_first)
-
     def end_epoch(self) -> "EpochScores":
         """The sums of the epoch, perhaps still on the device."""
         return EpochScores(tuple(self._metrics), HostCopy([self.totals.clone()]))
@@ -111,15 +105,13 @@ class EpochScores:
     names: tuple[str, ...] = ()
     totals: HostCopy | None = None
 
-    def means(self, ranks: Ranks | None) -> dict[str, float]:
-        """The metrics, over the items of all ranks."""
+    def means(self, total: Callable[[list[float]], list[float]]) -> dict[str, float]:
+        """The metrics, over the items of all ranks, whose sums `total` gives."""
         if self.totals is None:
             return {}
-        sums: list[float] = self.totals.numbers().tolist()
-        if ranks is not None:
-            sums = list(ranks.total(sums))
+        sums = total(self.totals.numbers().tolist())
         means = {}
         for number, name in enumerate(self.names):
-            total, count, alone, times = sums[number :: len(self.names)]
-            means[name] = (total + alone) / (count + times) if count + times else math.nan
+            summed, count, alone, times = sums[number :: len(self.names)]
+            means[name] = (summed + alone) / (count + times) if count + times else math.nan
         return means

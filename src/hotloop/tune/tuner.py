@@ -87,14 +87,10 @@ class Ahead:
 Course = Generator[float, Ahead, T]  # yields how many batches may pass before it is asked again
 
 
-class Together(Protocol):
+class Agreeing(Protocol):
     """The ranks of a run, which tune together: a timing or an obstacle of one holds for all."""
 
     size: int
-
-    @property
-    def ranks(self) -> object | None:
-        """Their process group, perhaps of one rank; None without one."""
 
     def largest(self, number: float) -> float:
         """The maximum over all ranks."""
@@ -112,7 +108,7 @@ class Tuned(Compared, Reaching, Protocol):
     by_hand: bool  # whether the plan that is carried out is the person's
 
     @property
-    def together(self) -> Together:
+    def ranks(self) -> Agreeing:
         """The ranks that tune with this one."""
 
     @property
@@ -160,7 +156,7 @@ class Tuner:
         self._is_starved = False  # whether the loop waited for its loader while it was timed last
         self._watch: RoundingWatch | None = None  # while a lever rounds
         self._key: str | None = None  # under which what is found is remembered
-        self._gate = GradientGate(loop, loop.together.reason)
+        self._gate = GradientGate(loop, loop.ranks.reason)
         self._comparison = 0.0  # seconds that the first one with fp32 took
         self._found: dict[str, tuple[Verdict, str]] = {}  # of levers, beyond what the rules say, and why
 
@@ -194,7 +190,7 @@ class Tuner:
             self._go_on()
             self._feed()
         except Exception as error:
-            if self._loop.together.size > 1:  # the others wait for this rank in the course that they are on
+            if self._loop.ranks.size > 1:  # the others wait for this rank in the course that they are on
                 raise
             self._fail(error)
             self._go_on()
@@ -298,7 +294,7 @@ class Tuner:
             return run(batch)
         except LossNotFinite:
             old, rounding, memory = self._loop.step, self._rounding(), self._loop.memory
-            if not rounding or self._loop.together.size > 1:  # other ranks do not repeat theirs
+            if not rounding or self._loop.ranks.size > 1:  # other ranks do not repeat theirs
                 raise
             memory.snapshot.restore()
             if not all(buffer.isfinite().all() for module in memory.modules for buffer in module.buffers()):
@@ -334,7 +330,7 @@ class Tuner:
             DroppedLevers().put(self._key, dropped)
 
     def _start_watching(self) -> None:
-        self._watch = RoundingWatch(self._loop, self._adopted_at, self._done, alone=self._loop.together.size == 1)
+        self._watch = RoundingWatch(self._loop, self._adopted_at, self._done, alone=self._loop.ranks.size == 1)
 
     # The course of it: each `yield` lets a step pass, and gives the number of batches until it wants to be asked again
 
@@ -376,7 +372,7 @@ class Tuner:
         while not self._next.is_between_windows or self._next.batch is None:
             yield 0
         self.first.note(self._next.batch)
-        self._shapes_vary = self._loop.together.largest(self.first.vary()) > 0
+        self._shapes_vary = self._loop.ranks.largest(self.first.vary()) > 0
         return plain
 
     def _prepare(self) -> None:
@@ -415,7 +411,7 @@ class Tuner:
         cost = 2 * len(self.subject.objectives)
         if self.first.effects:
             return False
-        return self._loop.together.largest(self._gate.passes) + cost <= MOST_PASSES + (cost if has_sign else 0)
+        return self._loop.ranks.largest(self._gate.passes) + cost <= MOST_PASSES + (cost if has_sign else 0)
 
     def _worth_it(self, plain: float, before: int = 0) -> "Course[None]":
         """Wait until the run is long enough for a plan that begins after so many batches."""
@@ -443,7 +439,7 @@ class Tuner:
         self.considered_for, self._adopted_at = ahead.left, self._done
         names = shorten(list(self.first.effects), 4)
         effect = f"a step changes {names}, which could not be restored" if self.first.effects else None
-        if (effect := loop.together.reason(effect)) is not None:
+        if (effect := loop.ranks.reason(effect)) is not None:
             target = replace(target, only=effect)
             self.first.effects.setdefault(effect)
             self.say(f"only what leaves losses and gradients alone is used: {effect}")
@@ -454,9 +450,9 @@ class Tuner:
                 reference = self._gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
             if (why := self._why_not_captured(seen, ahead.batch)) is not None:
                 self.refused(why)
-            if (why := loop.together.reason(reference if isinstance(reference, str) else None)) is not None:
+            if (why := loop.ranks.reason(reference if isinstance(reference, str) else None)) is not None:
                 target, reference = replace(target, only=why), why
-        if loop.together.ranks is None:  # what is found on several ranks is not remembered
+        if not subject.on_ranks:  # what is found on several ranks is not remembered
             self._key = subject.key(ahead.batch, ahead.loader, ahead.transform)
             self._found |= {lever: ("dropped", why) for lever, why in DroppedLevers().get(self._key).items()}
         facts = RunFacts(
@@ -475,8 +471,8 @@ class Tuner:
         while True:
             with loop.unplanned():  # levers ask what form the model has
                 plan, trials = propose(facts, begin, self._dropped)
-            if loop.together.size > 1:
-                plan = replace(Plan.from_json(loop.together.from_first(plan.to_json())), device=begin.device)
+            if loop.ranks.size > 1:
+                plan = replace(Plan.from_json(loop.ranks.from_first(plan.to_json())), device=begin.device)
             plan = replace(plan, workers=loop.step.plan.workers)
             plan = plan if plan.stream != "direct" else replace(plan, stream="auto")
             loop.carry_out(plan, "it is what suits the model and the device")
@@ -487,7 +483,7 @@ class Tuner:
                 break
             for lever in least_trusted(guilty):
                 self._judge(lever.name, "dropped", why)
-        self._comparison = loop.together.largest(time.perf_counter() - start)
+        self._comparison = loop.ranks.largest(time.perf_counter() - start)
         self.seconds += self._comparison + self.first.seconds
         self.tuning = record(subject, loop.step.plan, trials, None, None, ahead.left, self.seconds)
         for name, found in [*self._found.items()]:  # such as the workers, which were changed before
@@ -536,7 +532,7 @@ class Tuner:
         """Drop levers until the step is no slower than the eager one."""
         begin, plan = self._plain_plan, self._loop.step.plan
         on_cpu = self.subject.device.type == "cpu"
-        is_starved = self._loop.together.largest(self._is_starved) > 0
+        is_starved = self._loop.ranks.largest(self._is_starved) > 0
         limit = plain * (SURELY_SLOWER if on_cpu or is_starved else SLOWER)
         # Where shapes vary, each new one may take its time the first time; and other programs disturb.
         for _ in range(AGAIN_ON_CPU if on_cpu else AGAIN):
@@ -562,7 +558,7 @@ class Tuner:
         with without_dropout(self.subject.modules), self._loop.as_written() as step:
             plain = self._gate.gradients(step, batch)
         while rounding := self._rounding():
-            why = self._loop.together.reason(self._departure(plain, batch, sign))
+            why = self._loop.ranks.reason(self._departure(plain, batch, sign))
             if why is None:
                 break
             doubtful = least_trusted(rounding) if self._may_ask(has_sign=has_sign) else rounding
@@ -591,7 +587,7 @@ class Tuner:
         lever, plan = NAMED[CudnnBenchmarkLever.name], self._loop.step.plan
         ahead = yield from self._window()
         why = self._dropped.get(lever.name) or lever.why_not(self.subject.scene(ahead.loader), plan)
-        why = self._loop.together.reason(why or self._not_worth_searching(plan, ahead, now))
+        why = self._loop.ranks.reason(why or self._not_worth_searching(plan, ahead, now))
         if why is not None:
             self._judge(lever.name, "not tried", why)
             return None
@@ -674,7 +670,7 @@ class Tuner:
                 yield 0
                 watch.halt()
                 quickest = min(quickest, watch.seconds)
-            return self._loop.together.largest(quickest)
+            return self._loop.ranks.largest(quickest)
         watch = self._stopwatch = Stopwatch(self.subject.device)
         began, waited = time.perf_counter(), self._waited
         cycle = math.lcm(*(each.every for each in self.subject.objectives))  # batches that train all of them
@@ -688,7 +684,7 @@ class Tuner:
                 if is_idle:
                     watch.note_host(ahead.batches)
             watch.halt()
-            watch.seconds = self._loop.together.largest(watch.seconds)
+            watch.seconds = self._loop.ranks.largest(watch.seconds)
             rest = seconds - watch.seconds
             goal = watch.batches + cycle * max(0, math.ceil(rest / max(watch.seconds / watch.batches, 1e-6) / cycle))
         self._is_starved = self._waited - waited > NOTABLE_WAIT * (time.perf_counter() - began)

@@ -210,8 +210,8 @@ class CallEffects:
     Calls are looked at until one changes nothing, or two have changed something: what the first alone changes may be
     done once, as by one that fills a cache. `tell` is given the names if one of these calls was no step's.
 
-    >>> calls, effects = [], CallEffects(print)
-    >>> effects.roots = lambda: {"objective": calls.append}
+    >>> calls = []
+    >>> effects = CallEffects(print, lambda: {"objective": calls.append})
     >>> for number in range(2):
     ...     with effects.looked_at([]):
     ...         calls.append(number)
@@ -219,10 +219,10 @@ class CallEffects:
     ['objective']
     """
 
-    def __init__(self, tell: Callable[[list[str]], None]) -> None:
-        self.roots: Callable[[], Mapping[str, object]] | None = (
-            None  # from where the code is reached; None: not looked at
-        )
+    def __init__(
+        self, tell: Callable[[list[str]], None], roots: Callable[[], Mapping[str, object]] | None = None
+    ) -> None:
+        self.roots = roots  # from where the code is reached; None: not looked at
         self.names: list[str] | None = None  # None: not known yet
         self._first: list[str] = []
         self._was_extra = False

@@ -57,7 +57,7 @@ class Checkpoints(Part):
         score = self._goal.score(run.history[-1]) if run.history else math.inf  # infinite where it was not evaluated
         is_best = score < math.inf and run.best is not None and run.best.epoch == run.history[-1].number
         is_last = run.must_end() or run.epoch >= run.epochs
-        if is_last or is_best or run.core.together.any(self._is_due):
+        if is_last or is_best or run.core.ranks.any(self._is_due):
             self._save(None if score == math.inf else score, wait=is_last)
 
     def end(self) -> None:
@@ -67,7 +67,7 @@ class Checkpoints(Part):
             run.say(f"still writing a checkpoint to {printable(str(saver.folder))}")
         saver.settle()
         is_missing = run.stop.asked and run.is_between and saver.last != run.loop.steps
-        is_missing = run.core.together.from_first(is_missing)  # which alone knows whether the last one was written
+        is_missing = run.core.ranks.from_first(is_missing)  # which alone knows whether the last one was written
         if run.is_cut_short and self._before is not None:
             self._save(tree=self._before, wait=True)
         elif is_missing:
@@ -96,7 +96,7 @@ class Checkpoints(Part):
                 self.parts.check(tree)
         except HotloopError as error:
             self._is_refused = True
-            if self.run.core.together.is_first:
+            if self.run.core.ranks.is_first:
                 warnings.warn(
                     f"the script cannot resume from the checkpoint of step {self.run.loop.steps}: {error.what}\n  fix:"
                     " build everything in its final form before fit: buffers in their final shape, all layers, all"

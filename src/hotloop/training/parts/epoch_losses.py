@@ -40,7 +40,7 @@ class EpochRecords(Part):
     def __init__(self, run: RunState, asked: FitArguments) -> None:
         super().__init__(run, asked)
         core = run.core
-        self.needs_epochs_now = core.device.type != "cuda" or core.together.size > 1  # ranks add up at one moment
+        self.needs_epochs_now = core.device.type != "cuda" or core.ranks.size > 1  # ranks add up at one moment
         self._under_way: deque[Trained] = deque()
         self._earlier = 0.0  # seconds of the epoch in progress, in an earlier part of the run
         self._began = 0.0
@@ -61,7 +61,7 @@ class EpochRecords(Part):
         found = []
         while self._under_way and (wait or self._under_way[0].ending.landed()):
             done = self._under_way.popleft()
-            means, items = self.run.core.together.means(done.ending.means(), float(done.ending.items))
+            means, items = self.run.core.ranks.means(done.ending.means(), float(done.ending.items))
             seconds = done.clock.seconds(done.end) + done.earlier
             losses = means if len(means) > 1 else {}
             found.append((Epoch(done.number, sum(means.values()), items, seconds, losses, metrics={}), done.whole))

@@ -41,7 +41,7 @@ class LoopState(Part):
     def state_dict(self) -> dict[str, Any]:
         core = self.run.core
         state = state_of(core)
-        return state | {"watch": core.together.watch_of_all(state["watch"])}
+        return state | {"watch": core.ranks.watch_of_all(state["watch"])}
 
     def check(self, state: Mapping[str, Any]) -> None:
         check_format(state)

@@ -22,47 +22,53 @@ class RanksTogether(Part):
 
     def __init__(self, run: RunState, asked: FitArguments) -> None:
         super().__init__(run, asked)
-        self._loader = asked.loader
+        size = getattr(asked.loader, "batch_size", None)
+        self._batch = size * run.core.ranks.size if isinstance(size, int) else None  # items of a step on all ranks
 
     def begin(self) -> None:
         run = self.run
-        if (words := run.core.together.words(run.core.model, run.core.plan, self._loader)) is not None:
+        if (words := run.core.ranks.words(run.core.model, run.core.plan, self._batch)) is not None:
             run.say(words)
 
     def end_epoch(self, whole: bool) -> None:
         if whole and self.run.length is None:
-            self.run.core.together.meet(self.run.core.epoch, self.run.batches)
+            self.run.core.ranks.end_epoch(self.run.core.epoch, self.run.batches)
 
     def finish(self) -> None:
-        self.run.core.together.end()
+        self.run.core.ranks.end()
 
     def report(self) -> Mapping[str, Any]:
-        together = self.run.core.together
+        ranks = self.run.core.ranks
         return {
-            "ranks": together.size,
-            "batch": together.global_batch(self._loader),
-            "by_rank": together.by_rank(self.run.core.step),
-            "parallel": None if together.spread is None else together.spread.words(),
+            "ranks": ranks.size,
+            "batch": self._batch,
+            "by_rank": ranks.by_rank(self.run.core.step),
+            "parallel": ranks.parallel,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        together = self.run.core.together
-        self.size, self.batch = together.size, together.global_batch(self._loader)
-        self.random = together.random_of_all()
+        ranks = self.run.core.ranks
+        self.size, self.batch, self.random = ranks.size, self._batch, ranks.random_of_all()
         return super().state_dict()
 
     def adapt(self, tree: dict[str, Any]) -> None:
         """This rank goes on with its own rng states where there were as many, and with none of the first one's sums."""
-        state, together, loop = tree[self.name], self.run.core.together, tree["loop"]
-        is_other = state["size"] != together.size
-        if is_other and (now := together.global_batch(self._loader)) != state["batch"]:
+        state, ranks, loop = tree[self.name], self.run.core.ranks, tree["loop"]
+        is_other = state["size"] != ranks.size
+        if is_other and self._batch != state["batch"]:
             was = f"{state['batch']} items on {plural(state['size'], 'rank')}"
-            self.differs = f"a step had {was} and has {now} on {together.size}"
-        if is_other or not together.is_first:
+            self.differs = f"a step had {was} and has {self._batch} on {ranks.size}"
+        if is_other or not ranks.is_first:
             tree["data"] = {**tree["data"], "position": {**tree["data"]["position"], "last": None}}  # the first one's
-        if together.ranks is not None and not is_other and state["random"]:
-            plain, data = state["random"][together.ranks.rank]
+        if ranks.group is not None and not is_other and state["random"]:
+            plain, data = state["random"][ranks.group.rank]
             tensors = {name: torch.tensor(values, dtype=getattr(torch, kind)) for name, (kind, values) in plain.items()}
             loop["random"] = unpack(tensors, data)
-        if not together.is_first:
-            loop["watch"] = together.nothing_seen(loop["watch"])
+        if not ranks.is_first:
+            loop["watch"] = _nothing_seen(loop["watch"])
+
+
+def _nothing_seen(watch: dict[str, Any]) -> dict[str, Any]:
+    """The state of a `Watch` without sums, for ranks other than the first, which has those of all."""
+    nothing = None if watch["sums"] is None else torch.zeros_like(watch["sums"])
+    return {**watch, "items": 0, "totals": [0.0 for _ in watch["totals"]], "sums": nothing}

@@ -31,7 +31,7 @@ class TrainMetrics(Part):
 
     def before_step(self, batches: int) -> None:
         core = self.run.core
-        self._before = self._scored.totals.clone() if core.together.is_filler(core.stream) else None
+        self._before = self._scored.totals.clone() if core.ranks.is_filler() else None
 
     def after_step(self, loss: Tensor | None, batches: int) -> None:
         if self._before is not None:
@@ -42,13 +42,12 @@ class TrainMetrics(Part):
             self._ended.append(self._scored.end_epoch())
 
     def complete(self, epoch: Epoch) -> Epoch:
-        return replace(epoch, train_metrics=self._ended.popleft().means(self.run.core.together.ranks))
+        return replace(epoch, train_metrics=self._ended.popleft().means(self.run.core.ranks.total))
 
     def state_dict(self) -> dict[str, Any]:
-        if (ranks := self.run.core.together.ranks) is not None:
-            self._scored.give_to_first(ranks)
+        self.run.core.ranks.reduce_to_first(self._scored.totals)
         return {}
 
     def after_load(self, state: Mapping[str, Any]) -> None:
-        if not self.run.core.together.is_first:  # which has the sums of all
+        if not self.run.core.ranks.is_first:  # which has the sums of all
             self._scored.begin_epoch()
