@@ -62,8 +62,8 @@ BUGS = [
     ),
     Bug(
         "by hand: steps are not tuned",
-        "training/core.py",
-        "if done >= max(self.tuner.due, UNTIMED) and self._may_tune():",
+        "training/training_data.py",
+        "if done >= max(self._tuner.due, UNTIMED) and self._may_tune():",
         "if False:",
         ("tests/tune/test_by_hand.py",),
     ),
@@ -160,7 +160,7 @@ BUGS = [
     ),
     Bug(
         "step: a plan that fails halfway stays halfway",
-        "training/core.py",
+        "training/plan_switch.py",
         "self.subject.exchange(new, self.step)",
         "pass",
         ("tests/training/test_plans.py",),

@@ -518,7 +518,7 @@ model = Slow()
 loop = loop_with(plan, model)
 told["applied"] = model.pause
 told["levers"] = levers_of(loop.plan)
-loop._core.step.levers.revert()
+loop._core.switch.step.levers.revert()
 told["reverted"] = model.pause
 
 data = DataLoader(TensorDataset(torch.randn(32, 2), torch.randn(32, 1)), 8)

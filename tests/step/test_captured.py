@@ -182,7 +182,7 @@ UNCHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] =
 
 def warmed_up(loop: hotloop.Loop, batch: Any, abandon: Callable[[str], None]) -> CapturedStep:
     """What would capture the steps of a loop, after it has looked at one."""
-    step = loop._core.step
+    step = loop._core.switch.step
     calls, options = (step.eagers, step.eagers, step.run, step.levers), {"see": None, "after_update": None}
     captured = CapturedStep(loop.model, *calls, memory=step.memory, abandon=abandon, **options)
     captured._inspected(batch)

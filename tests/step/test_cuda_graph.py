@@ -220,7 +220,7 @@ def test_several_steps_in_one_graph_are_the_same_training(accumulate: int) -> No
     plain, one = fitted("plain", accumulate=accumulate)
     graphed, loop = fitted(replace(CUDA, stream="resident", graph=4, accumulate=accumulate))
     assert loop.plan.graph == 4
-    assert loop._core.stretches.latest is not None
+    assert loop._core.data.stretches.latest is not None
     assert [e.items for e in graphed.epochs] == [203] * 6
     assert loop.steps == one.steps
     for a, b in zip(plain.epochs, graphed.epochs, strict=True):
@@ -258,10 +258,10 @@ def test_nothing_waits_in_steady_steps(graph: int) -> None:
                 break
     assert len(seen) == 0, str(seen)
     if graph > 1:
-        for _ in loop._core.work(batches, None):
+        for _ in loop._core.data.work(batches, None):
             pass
         with waits() as seen:
-            for _ in loop._core.work(batches, None):
+            for _ in loop._core.data.work(batches, None):
                 pass
         assert len(seen) == 0, str(seen)
 

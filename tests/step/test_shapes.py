@@ -48,7 +48,7 @@ def losses(plan: hotloop.Plan | str, lengths: list[int], epochs: int = EPOCHS) -
 
 
 def graphs(loop: hotloop.Loop) -> int:
-    captured = loop._core.step.captured
+    captured = loop._core.switch.step.captured
     return len(captured._others._graphs) + len(captured._graphs)
 
 

@@ -82,7 +82,7 @@ def everything(loop: hotloop.Loop) -> dict[str, Any]:
     return {
         "weights": {name: value.clone() for name, value in loop.model.state_dict().items()},
         "gradients": [None if p.grad is None else p.grad.clone() for p in loop.model.parameters()],
-        "optimizer": copy.deepcopy(loop._core.optimizers[0].state_dict()),
+        "optimizer": copy.deepcopy(loop._core.subject.optimizers[0].state_dict()),
         "calls": loop.model.calls,
         "modes": [module.training for module in loop.model.modules()],
         "attributes": [sorted(vars(module)) for module in loop.model.modules()],

@@ -172,7 +172,7 @@ def test_a_batch_that_does_not_fit_is_named(task, sgd) -> None:
 def test_plan_plain_turns_everything_off(task, sgd) -> None:
     loop = loop_of(task, sgd, plan="plain")
     with_loop(loop, task.loader(), epochs=1)
-    assert loop._core.stream.kind == "direct"
+    assert loop._core.data.stream.kind == "direct"
     with pytest.raises(BadArgument, match="plain"):
         loop_of(task, sgd, plan="fast")
 

@@ -153,7 +153,7 @@ class Run:
         # Weighed by items: else the first cuts are compared with the whole batch, which calls the objective again.
         plan = hotloop.Plan("cpu", stream="direct", split="items", **settings)
         self.loop = Loop(self.model, self.optimizer, objective=self._watched, device="cpu", plan=plan)
-        self.loop._core.memory.portion = portion
+        self.loop._core.switch.memory.portion = portion
         self.loader = DataLoader(data(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(3))
 
     def _watched(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -168,7 +168,7 @@ class Run:
             "weights": self.model.state_dict(),
             "gradients": [p.grad for p in self.model.parameters()],
             "optimizer": self.optimizer.state_dict(),
-            "scalers": loop._core.step.state_dict()["scalers"],
+            "scalers": loop._core.switch.step.state_dict()["scalers"],
             "counts": (loop.steps, loop.skipped, loop._core.watch.batches),
             "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
             "loss": loop._core.watch.latest,

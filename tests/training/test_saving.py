@@ -180,7 +180,7 @@ def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(
     task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, asked = loop_of(task), []
-    at_step(loop, 2, lambda: loop._core.optimizers[0].param_groups[0].update(note=object()))
+    at_step(loop, 2, lambda: loop._core.subject.optimizers[0].param_groups[0].update(note=object()))
     monkeypatch.setattr(STATE_OF, lambda core: asked.append(loop.steps) or state_of(core))
     with pytest.warns(CheckpointWarning) as told:
         report = fit(task, tmp_path, loop=loop, epochs=2, every="4 steps")
@@ -192,7 +192,7 @@ def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(
 
 def test_what_cannot_be_saved_is_refused_before_the_training(task, tmp_path: Path) -> None:
     loop = loop_of(task)
-    loop._core.optimizers[0].param_groups[0]["note"] = object()
+    loop._core.subject.optimizers[0].param_groups[0]["note"] = object()
     with pytest.raises(BadArgument, match=r"optimizers\[0\].param_groups\[0\].note: it is a builtins.object"):
         fit(task, tmp_path, loop=loop)
     assert loop.steps == 0
@@ -215,7 +215,7 @@ def test_what_is_built_otherwise_during_training_is_told_once_when_it_is_saved(t
         elif what == "late" and record.step == 1:
             loop.model.register_buffer("late", torch.zeros(3))
         elif record.step == 1:
-            loop._core.optimizers[0].add_param_group({"params": loop.model[3].parameters()})
+            loop._core.subject.optimizers[0].add_param_group({"params": loop.model[3].parameters()})
 
     with pytest.warns(CheckpointWarning) as told:
         fit(task, tmp_path, loop=loop, epochs=2, every="4 steps", on_step=change)

@@ -133,7 +133,7 @@ def test_a_model_is_freed_with_its_plan() -> None:
     model, optimizer = network_and_optimizer()
     loop = loop_of(model, optimizer, PLAN)
     loop.fit(data(), epochs=1, progress=False)
-    there = [weakref.ref(each) for each in (model, optimizer, loop._core.step.levers)]
+    there = [weakref.ref(each) for each in (model, optimizer, loop._core.switch.step.levers)]
     del model, optimizer, loop
     gc.collect()
     assert [each() for each in there] == [None] * 3
@@ -142,7 +142,7 @@ def test_a_model_is_freed_with_its_plan() -> None:
 def test_between_fits_a_model_whose_plan_nobody_asked_for_is_as_it_was() -> None:
     model, optimizer = network_and_optimizer()
     loop = loop_of(model, optimizer, "auto")
-    loop._core.carry_out(PLAN, "as the tuner would")
+    loop._core.switch.carry_out(PLAN, "as the tuner would")
     planned: list[bool] = []
     for _ in range(2):
         loop.fit(data(), epochs=1, progress=False, on_step=lambda record: planned.append(is_planned(model, optimizer)))
@@ -170,7 +170,7 @@ LOOKS: dict[str, Callable[[hotloop.Loop], object]] = {
 def test_between_fits_it_stays_so_whatever_is_looked_at(look: str) -> None:
     model, optimizer = network_and_optimizer()
     loop = loop_of(model, optimizer, "auto")
-    loop._core.carry_out(PLAN, "as the tuner would")
+    loop._core.switch.carry_out(PLAN, "as the tuner would")
     loop.fit(data(), epochs=1, progress=False)
     LOOKS[look](loop)
     assert not is_planned(model, optimizer)
@@ -180,7 +180,7 @@ def test_a_plan_that_was_loaded_or_found_waits_for_the_next_step() -> None:
     plan = dataclasses.replace(PLAN, recompute=())  # which a checkpoint leaves to the loop that loads it
     models, optimizers = zip(network_and_optimizer(), network_and_optimizer(), strict=True)
     first, second = (loop_of(*pair, "auto") for pair in zip(models, optimizers, strict=True))
-    first._core.carry_out(plan, "as the tuner would")
+    first._core.switch.carry_out(plan, "as the tuner would")
     first.fit(data(), epochs=1, progress=False)
     second.load_state_dict(first.state_dict())
     assert second.plan == plan

@@ -109,10 +109,10 @@ def accumulated() -> Script:
 
 def half_precision() -> Script:
     made = script(precision="fp16", clip_norm=1.0)
-    state = made.loop._core.step.state_dict()
+    state = made.loop._core.switch.step.state_dict()
     for scaler in state["scalers"].values():
         scaler.update(growth_interval=3, scale=2.0**20)  # it moves within the run
-    made.loop._core.step.load_state_dict(state)
+    made.loop._core.switch.step.load_state_dict(state)
     return made
 
 
@@ -375,7 +375,7 @@ def test_how_an_optimizer_computes_is_a_setting(tmp_path: Path) -> None:
     first.loop.fit(first.loader, save=tmp_path, progress=False)
     made = script(optimizer=lambda parameters, lr: torch.optim.AdamW(parameters, lr, foreach=False))
     made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)
-    assert made.loop._core.optimizers[0].param_groups[0]["foreach"] is False
+    assert made.loop._core.subject.optimizers[0].param_groups[0]["foreach"] is False
 
 
 # A checkpoint of something else
@@ -391,7 +391,7 @@ def other_optimizer() -> Script:
 
 def more_groups() -> Script:
     made = script()
-    made.loop._core.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    made.loop._core.subject.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     return made
 
 
@@ -453,7 +453,7 @@ def test_a_plan_that_was_found_is_carried_on(tmp_path: Path) -> None:
     made = auto()
     found = made.loop.tune(made.loader, steps=50, progress=False)
     plan = replace(made.loop.plan, channels_last=True)
-    made.loop._core.resume_plan(plan)
+    made.loop._core.switch.resume_plan(plan)
     made.loop.fit(made.loader, save=tmp_path, progress=False)
     made = auto()
     made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)

@@ -13,7 +13,7 @@ LONG = 10**6  # batches or epochs
 
 def endless(loop: hotloop.Loop, loader: Any, expected: int = LONG) -> Iterator[Any]:
     """Epoch after epoch of a loop of one's own, which is expected to go on for long."""
-    loop._core.expected = expected
+    loop._core.data.expected = expected
     while True:
         yield from loop.batches(loader)
 

@@ -212,7 +212,7 @@ def test_a_loop_over_batches_that_was_left_does_not_count_any_more() -> None:
 
 
 def captured(loop: hotloop.Loop) -> bool:
-    step = loop._core.step.captured
+    step = loop._core.switch.step.captured
     return step is not None and step.has_captures
 
 

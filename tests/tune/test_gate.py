@@ -159,7 +159,7 @@ def disturbed(size: float) -> Pass:
 def strays(other: Pass, moved: Pass | None = None, *, random: bool = False) -> str | None:
     model = Scaled(wrong=False)
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters()), nn.MSELoss(), plan=Plan("cpu"))
-    return stray(loop._core.step, disturbed(0.0), other, lambda: moved, random=random)
+    return stray(loop._core.switch.step, disturbed(0.0), other, lambda: moved, random=random)
 
 
 def test_a_gradient_that_is_near_at_every_parameter_passes() -> None:
@@ -206,11 +206,11 @@ def test_a_sparse_gradient_is_compared_with_a_dense_one() -> None:
     gradient[[1, 5]] = 1.0
     one = torch.tensor(1.0)
     eager = {"loss": one}, [gradient.to_sparse(1)]
-    assert stray(loop._core.step, eager, ({"loss": one}, [gradient]), lambda: None) is None
+    assert stray(loop._core.switch.step, eager, ({"loss": one}, [gradient]), lambda: None) is None
     assert "weight" in (
-        stray(loop._core.step, eager, ({"loss": one}, [gradient.flip(0).to_sparse(1)]), lambda: None) or ""
+        stray(loop._core.switch.step, eager, ({"loss": one}, [gradient.flip(0).to_sparse(1)]), lambda: None) or ""
     )
-    assert "weight" in (stray(loop._core.step, eager, ({"loss": one}, [gradient * 2]), lambda: None) or "")
+    assert "weight" in (stray(loop._core.switch.step, eager, ({"loss": one}, [gradient * 2]), lambda: None) or "")
 
 
 @pytest.mark.usefixtures("no_kernels")

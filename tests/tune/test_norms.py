@@ -134,7 +134,7 @@ def test_a_norm_that_jumps_in_bf16_alone_drops_bf16(options: dict[str, Any], pas
     trial = next(each for each in loop.tuning.trials if each.lever == "bf16")
     assert trial.verdict == "dropped"
     assert "the norm of the gradient is" in trial.why
-    last = loop._core.plans[-1]
+    last = loop._core.switch.plans[-1]
     assert BEGINS < last.batch < STEPS - 5
     assert (last.plan["precision"], last.why) == ("fp32", trial.why)
     (line,) = [line for line in lines if trial.why in line]
@@ -144,7 +144,7 @@ def test_a_norm_that_jumps_in_bf16_alone_drops_bf16(options: dict[str, Any], pas
     assert "accumulate" in options or len(passes) == STEPS + 6, "how a window is weighed takes passes of its own"
     again = loop_of(**options)
     train(again, 30)
-    assert all(change.plan["precision"] == "fp32" for change in again._core.plans), "remembered"
+    assert all(change.plan["precision"] == "fp32" for change in again._core.switch.plans), "remembered"
 
 
 @pytest.mark.usefixtures("in_bf16")
@@ -162,7 +162,7 @@ def test_a_jump_that_fp32_has_too_is_the_trainings_own(jump: str, passes: list[b
     assert len(passes) - STEPS == loop._core.tuner.passes
     assert loop._core.tuner.passes in (6, 8), "it was looked into"
     assert not any("after" in line for line in lines)
-    assert len(loop._core.plans) == 2
+    assert len(loop._core.switch.plans) == 2
 
 
 class Late(Lever):

@@ -80,7 +80,7 @@ def test_a_plan_is_in_force_after_a_few_steps_and_says_why(settings: dict[str, A
     loop = loop_of(Counted(), **settings)
     with counted() as calls:
         train(loop, data(), 150)  # after which it has been timed, more than once on a busy machine
-    assert loop._core.plans[1].step <= 8
+    assert loop._core.switch.plans[1].step <= 8
     assert loop.tuning.step
     trials = {trial.lever: trial for trial in loop.tuning.trials}
     assert set(trials) == {lever.name for lever in LEVERS}
@@ -151,7 +151,7 @@ def test_training_goes_on_as_without_it_where_nothing_rounds() -> None:
             return batch[0] + torch.randn(batch[0].shape, generator=generator) + torch.randn(()), batch[1]
 
         loop = loop_of(Counted(dropout=0.3), plan=plan)
-        loop._core.expected = LONG
+        loop._core.data.expected = LONG
         batches = loop.batches(data(), device_transform=noisy)
         losses.append([float(loop.step(batch)) for batch in itertools.islice(batches, STEPS)])
     assert losses[0] == losses[1]
@@ -222,7 +222,7 @@ def test_a_lever_that_does_not_work_here_is_left_out_and_remembered(
         assert trial.verdict == "dropped"
         assert says in trial.why
         assert lever.name not in loop.plan.levers
-        tried = any(lever.name in change.plan["levers"] for change in loop._core.plans)
+        tried = any(lever.name in change.plan["levers"] for change in loop._core.switch.plans)
         assert tried == (life == 0), "remembered"
         assert not loop.model.layers._forward_hooks
 
@@ -290,7 +290,7 @@ def test_a_loss_that_is_lost_by_rounding_alone_is_computed_again_in_fp32(
         assert loop._core.watch.batches == 60
         assert loop.steps == 60 // accumulate
     assert found[1] == pytest.approx(found[0], rel=1e-4)
-    assert "wrong" in [change.plan["levers"] for change in loop._core.plans][-2]
+    assert "wrong" in [change.plan["levers"] for change in loop._core.switch.plans][-2]
     assert "wrong" not in loop.plan.levers
     assert loop.plan.fused, "which computes no loss"
     (line,) = [line for line in told if "back to fp32" in line]
@@ -298,7 +298,7 @@ def test_a_loss_that_is_lost_by_rounding_alone_is_computed_again_in_fp32(
     torch.manual_seed(0)
     again = loop_of(Normed(), accumulate=accumulate)
     steps_of(again, data(), 20, {})
-    assert not any("wrong" in change.plan["levers"] for change in again._core.plans), "remembered"
+    assert not any("wrong" in change.plan["levers"] for change in again._core.switch.plans), "remembered"
 
 
 @pytest.mark.parametrize("rounds", [False, True])
@@ -362,7 +362,7 @@ def test_losses_that_jump_in_fp32_too_change_nothing(late: Wrong) -> None:
     loop = loop_of(Counted())
     x = torch.linspace(0, 1, 8 * 8).view(8, 8)
     hard = [(x, x.sum(1, keepdim=True) * (1 if number < 60 else 10.0 ** (2 + number // 40))) for number in range(300)]
-    loop._core.expected = LONG
+    loop._core.data.expected = LONG
     for batch in loop.batches(hard):
         loop.step(batch)
     assert "wrong" in loop.plan.levers
@@ -388,7 +388,7 @@ def test_two_objectives_get_a_plan_between_two_windows(accumulate: int) -> None:
     loop = hotloop.Loop(model, optimizers, objective=objectives, device="cpu", accumulate=accumulate)
     train(loop, data())
     assert loop.tuning is not None
-    assert all(change.batch % accumulate == 0 for change in loop._core.plans)
+    assert all(change.batch % accumulate == 0 for change in loop._core.switch.plans)
 
 
 def test_a_loader_without_a_length_and_epochs_of_two_batches_get_a_plan() -> None:
@@ -530,7 +530,7 @@ def test_what_a_lever_puts_onto_a_module_is_not_taken_for_the_persons() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)))
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu")
     before = look({"model": model})
-    loop._core.carry_out(Plan("cpu", compile="blocks"), "a test")
+    loop._core.switch.carry_out(Plan("cpu", compile="blocks"), "a test")
     assert "forward" in vars(model[0])
     assert not before.changes(look({"model": model}))
 
@@ -582,7 +582,7 @@ def test_a_long_run_of_ragged_batches_is_compiled_once_for_all_lengths(monkeypat
     dynamo.clear()
     torch.manual_seed(0)
     loop = loop_of(Counted())
-    loop._core.expected = 10**9
+    loop._core.data.expected = 10**9
     after = 0
     for steps, batch in enumerate(loop.batches(DataLoader(Ragged(), batch_size=None))):
         loop.step(batch)
@@ -637,7 +637,7 @@ def test_what_was_compiled_for_nothing_is_taken_back_and_remembered(monkeypatch:
                 break
             assert steps < 200_000, known.get("compile")
         assert loop.plan.compile == loop.tuning.plan.compile == "off"
-        said.append((known["compile"].why, "it is compiled" in [change.why for change in loop._core.plans]))
+        said.append((known["compile"].why, "it is compiled" in [change.why for change in loop._core.switch.plans]))
     assert "as long" in said[0][0]
     assert said[1] == (said[0][0], False), "the second run does not compile"
 

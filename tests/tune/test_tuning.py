@@ -91,7 +91,7 @@ def test_everything_is_as_it_was_before(device: str, trained: bool, tmp_path: Pa
     (tmp_path / "plan.json").write_text(json.dumps(tuning.to_json()))
     assert Tuning.from_json(json.loads((tmp_path / "plan.json").read_text())) == tuning
     assert odd_loop(device, plan=str(tmp_path / "plan.json"))[0].plan == tuning.plan
-    loop._core.carry_out(Plan(loop.plan.device, fused=True, channels_last=True), "a test")
+    loop._core.switch.carry_out(Plan(loop.plan.device, fused=True, channels_last=True), "a test")
     if not trained:
         again = {trial.lever: trial.why for trial in loop.tune(loader, steps=10, progress=False).trials}
         assert "already" not in again["fused"] + again["channels last"]
@@ -115,7 +115,7 @@ def test_a_random_augmentation_is_not_disturbed() -> None:
         loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.01), nn.MSELoss(), device="cpu")
         if tune:
             loop.tune(loader, steps=10, progress=False)
-            loop._core.carry_out(Plan("cpu"), "a test")
+            loop._core.switch.carry_out(Plan("cpu"), "a test")
         return [float(loop.step(batch)) for batch in loop.batches(loader)]
 
     assert batches(True) == batches(False)
@@ -315,9 +315,9 @@ def test_a_step_that_changes_what_cannot_be_restored_is_run_once() -> None:
 def test_the_layout_is_put_back_when_another_plan_needs_none() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
     loop, _ = image_loop(model)
-    loop._core.carry_out(Plan("cpu", channels_last=True), "a test")
+    loop._core.switch.carry_out(Plan("cpu", channels_last=True), "a test")
     assert not model[0].weight.is_contiguous()
-    loop._core.carry_out(Plan("cpu"), "a test")
+    loop._core.switch.carry_out(Plan("cpu"), "a test")
     assert model[0].weight.is_contiguous()
 
 

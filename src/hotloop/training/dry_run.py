@@ -30,8 +30,9 @@ from hotloop.step.eager import total
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
 from hotloop.training.callbacks import EpochRecord, RunHooks, StepRecord, asks_to_stop
-from hotloop.training.core import Core, Transform
+from hotloop.training.core import Core
 from hotloop.training.display import Display, telling
+from hotloop.training.training_data import Transform
 from hotloop.tune.scratch import scratch
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class DryRun:
         known = [self.loop, core, *core.schedule.schedulers]
         steps = scratch(core.subject, loaders, self.transform, others, known)
         quiet = warnings.catch_warnings(action="ignore", category=PlanWarning)  # the run tells it
-        with core.unplanned(), ExitStack() as undo, steps as undone, quiet:
+        with core.switch.unplanned(), ExitStack() as undo, steps as undone, quiet:
             undo.callback(core.schedule.snapshot().restore)
             step = self._step()
             undone.exchange(step)
@@ -107,14 +108,14 @@ class DryRun:
 
     def _step(self) -> TrainingStep:
         core = self.core
-        plan = replace(core.step.plan, compile="off", graph=0)
+        plan = replace(core.switch.step.plan, compile="off", graph=0)
         return TrainingStep(
-            core.model,
-            core.objectives,
+            core.subject.model,
+            core.subject.objectives,
             plan,
             averages=core.subject.averages,
             after_update=core.schedule.after_update,
-            memory=OutOfMemory(core.subject.modules, core.device, most=plan.micro_batch),
+            memory=OutOfMemory(core.subject.modules, core.subject.device, most=plan.micro_batch),
         )
 
     def _train(self, step: TrainingStep) -> tuple[Epoch, float]:
@@ -126,10 +127,10 @@ class DryRun:
                 with self._part("training", name_it=not losses):
                     if (batch := next(batches, None)) is None:
                         break
-                    parts = attempt(partial(step, batch), self.core.model, batch, f"batch {len(losses)}")
+                    parts = attempt(partial(step, batch), self.core.subject.model, batch, f"batch {len(losses)}")
                     losses.append(total(parts))
                     items += step.weighing.items_in(batch)
-                    synchronize(self.core.device)
+                    synchronize(self.core.subject.device)
                 with self._part("on_step", bool(self.hooks.on_step), name_it=len(losses) == 1):
                     record = StepRecord(step.counts.steps, 1, len(losses), losses[-1], self.loop, dry_run=True)
                     asks_to_stop(self.hooks.on_step, record, "on_step")
@@ -163,9 +164,9 @@ class DryRun:
     @contextmanager
     def _first(self, loader: Iterable[Any], count: int, transform: Transform | None = None) -> Iterator[Iterator[Any]]:
         """The first batches of a loader on the device, by workers of their own that end afterwards."""
-        plan = self.core.step.plan
+        plan = self.core.switch.step.plan
         once = twin(loader, persistent_workers=False) if type(loader) is DataLoader else loader
-        stream = Stream(once, self.core.device, "direct", transform, pinned=plan.pinned, workers=plan.workers)
+        stream = Stream(once, self.core.subject.device, "direct", transform, pinned=plan.pinned, workers=plan.workers)
         with closing(cast("Generator[Any, None, None]", iter(stream))) as batches:
             yield islice(batches, count)
 

@@ -69,7 +69,7 @@ def train(run: RunState, parts: Parts, work: Callable[[], Iterable[Work]]) -> No
                 parts.after_epoch()
             while run.epoch < run.epochs and not run.must_end() and _epoch(run, parts, work):
                 pass
-            run.core.step.share_buffers()  # where it ends in the middle of an epoch
+            run.core.switch.step.share_buffers()  # where it ends in the middle of an epoch
             _tell_known_epochs(run, parts, wait=True)
             parts.end()
         parts.finish()

@@ -17,7 +17,7 @@ from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_loader, check_readable_again, nothing_came
 from hotloop.device import Choice
 from hotloop.errors import BadArgument, HotloopError
-from hotloop.evaluation import Metrics, check_metrics
+from hotloop.evaluation import Evaluation, Metrics, check_metrics
 from hotloop.levers import levers_of
 from hotloop.memory.oom import surely
 from hotloop.objective.batch_errors import TORCH_ERRORS, explanation
@@ -32,7 +32,7 @@ from hotloop.step.eager import total
 from hotloop.step.trained_objectives import Optimizers, TrainedObjective, objectives_of
 from hotloop.step.training import TrainingStep
 from hotloop.training.callbacks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
-from hotloop.training.core import Core, Transform, modules_of
+from hotloop.training.core import Core
 from hotloop.training.display import telling
 from hotloop.training.intervals import seconds_in
 from hotloop.training.kernel import RunState, train
@@ -44,6 +44,7 @@ from hotloop.training.run_ranks import ranks_and_device
 from hotloop.training.schedulers import Every, Schedule, Schedulers
 from hotloop.training.scores import Scored
 from hotloop.training.state import checked_stateful, load_state, state_of, weights_of
+from hotloop.training.training_data import Transform
 from hotloop.tune.plans import ASKED, plan_of
 from hotloop.tune.subject import Subject
 from hotloop.values.rng import with_tensors
@@ -130,9 +131,9 @@ class Loop:
         }
         begin = Plan(str(choice.device), stream="direct", **settings)
         name = choice.name or str(choice.device)
-        modules = modules_of(self.model, criterion)
+        others = [criterion] if isinstance(criterion, nn.Module) else []
         pinned, on_ranks = precision != "auto", ranks.group is not None
-        subject = Subject(self.model, modules, objectives, averages(loss), begin, pinned, name, on_ranks)
+        subject = Subject(self.model, [self.model, *others], objectives, averages(loss), begin, pinned, name, on_ranks)
         asked = {name: value for name, value in settings.items() if value != getattr(Plan(), name)}
         if precision != "auto":
             asked["precision"] = precision
@@ -143,79 +144,75 @@ class Loop:
         subject = replace(
             subject,
             model=self.model,
-            modules=modules_of(self.model, criterion),
+            modules=[self.model, *others],
             plan=replace(subject.plan, **{name: getattr(begin, name) for name in ASKED}),
             pinned_precision=subject.pinned_precision or begin.precision != "fp32",
         )
+        self._choice = choice
+        self._goal = loss, None if loss is not None or isinstance(function, Mapping) else function
+        self._evaluation = Evaluation(self.model, choice.device, begin.split)
         self._core = Core(
-            choice,
             subject,
             begin,
+            ranks,
             criterion=loss,
-            objective=function,
             schedule=Schedule.of(scheduler, schedule, optimizers),
             stateful=checked_stateful(stateful),
             plans_itself=plan == "auto",
             by_hand=isinstance(plan, Plan),
-            ranks=ranks,
         )
         core = self._core
-        ranks.begin(self._progress, lambda: core.step, partial(weights_of, core))
-
-    def _progress(self) -> list[int]:
-        core, stream = self._core, self._core.stream
-        origin = None if stream is None else stream.origin
-        return [self.steps, core.epoch, 0 if origin is None else origin.number + 1]
+        ranks.begin(lambda: core.data.progress, lambda: core.switch.step, partial(weights_of, core))
 
     @property
     def choice(self) -> Choice:
         """The device, and why it was picked."""
-        return self._core.choice
+        return self._choice
 
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        return self._core.device
+        return self._core.subject.device
 
     @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers that it steps."""
-        return self._core.optimizers
+        return self._core.subject.optimizers
 
     @property
     def objectives(self) -> tuple[TrainedObjective, ...]:
         """What it trains: each objective with the optimizers that follow it."""
-        return self._core.objectives
+        return self._core.subject.objectives
 
     @property
     def plan(self) -> Plan:
         """The plan in use; `micro_batch` is the size of micro-batches where batches do not fit whole."""
-        return self._core.plan
+        return self._core.switch.plan
 
     @property
     def epoch(self) -> int:
         """The epoch of the data, from 1 once it has begun."""
-        return self._core.epoch
+        return self._core.data.epoch
 
     @property
     def steps(self) -> int:
         """Updates of the weights so far."""
-        return self._core.step.counts.steps
+        return self._core.switch.step.counts.steps
 
     @property
     def skipped(self) -> int:
         """Updates that the fp16 scaler skipped because the gradient overflowed."""
-        return self._core.step.counts.skipped
+        return self._core.switch.step.counts.skipped
 
     @property
     def out_of_memory(self) -> int:
         """How often memory ran out and a batch was repeated: in micro-batches, or whole where it was `fragmented`."""
-        return self._core.memory.portion.failures
+        return self._core.switch.memory.portion.failures
 
     @property
     def fragmented(self) -> "Fragmented | None":
         """How fragmented memory was when expandable segments were turned on; None where they were not."""
-        return self._core.memory.mended or self._core.evaluation.memory.mended
+        return self._core.switch.memory.mended or self._evaluation.memory.mended
 
     @property
     def tuning(self) -> Tuning | None:
@@ -225,10 +222,10 @@ class Loop:
     @property
     def is_between_windows(self) -> bool:
         """Whether no gradient waits for its update."""
-        return self._core.step.is_between_windows
+        return self._core.switch.step.is_between_windows
 
     def __repr__(self) -> str:
-        optimizers = ", ".join(type(optimizer).__name__ for optimizer in self._core.optimizers)
+        optimizers = ", ".join(type(optimizer).__name__ for optimizer in self._core.subject.optimizers)
         return f"Loop({type(self.model).__name__}, {optimizers}, plan={self.plan!r}, steps={self.steps})"
 
     def __reduce__(self) -> NoReturn:
@@ -243,37 +240,39 @@ class Loop:
         `device_transform` changes each batch there, all of it at once: the place to normalise or augment.
         """
         core = self._core
-        batches = core.batches(loader, device_transform)
+        batches = core.data.batches(loader, device_transform)
         return core.ranks.while_telling(
             batches,
-            lambda batch: core.step.weighing.items_in(batch),  # noqa: PLW0108  # the step changes with the plan
+            lambda batch: core.switch.step.weighing.items_in(batch),  # noqa: PLW0108  # the step changes with the plan
         )
 
     def step(self, batch: Any) -> Tensor:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing blocks."""
         core = self._core
-        is_by_hand = core.given is None
-        if batch is not core.given:  # what `batches` gave out is there already
-            batch = surely(partial(move, batch, core.device), core.device)
-        if core.step.levers.is_displaced:
-            core.hold()
+        data, switch = core.data, core.switch
+        is_by_hand = data.given is None
+        if batch is not data.given:  # what `batches` gave out is there already
+            batch = surely(partial(move, batch, self.device), self.device)
+        if switch.step.levers.is_displaced:
+            switch.hold()
         if is_by_hand:
-            core.before_step_by_hand(batch)
+            data.before_step_by_hand(batch)
         if core.tuner.first.left:
-            with core.giving(batch):
+            with data.giving(batch):
                 return core.tuner.first.watch_step(partial(Loop.step, self, batch))  # that of a subclass is under way
-        step = core.step
+        step = switch.step
         try:
             parts = step.run(batch)
         except TORCH_ERRORS as error:
             better: HotloopError | None = core.ranks.lost(error)
             if better is None:
-                better = explanation(error, self.model, batch, core.where(), partial(core.forward, batch))
+                better = explanation(error, self.model, batch, data.where(), partial(core.subject.forward, batch))
             if better is None:
                 raise
             raise better from error
-        if step.plan is not core.noted[0] or core.memory.portion.limit != core.noted[1] or step.obstacle is not None:
-            core.after_step()
+        plan, limit = switch.noted
+        if step.plan is not plan or switch.memory.portion.limit != limit or step.obstacle is not None:
+            switch.note_step()
         if is_by_hand:
             core.tuner.pause()
         return next(iter(parts.values())) if len(parts) == 1 else total(parts)
@@ -307,7 +306,7 @@ class Loop:
             steps = length_of(loader)
         with self._core.modes.within(training=True), telling("tuning", progress) as tell:
             tuning = self._core.tuner.tune(loader, device_transform, steps=steps, seconds=seconds, tell=tell)
-        self._core.give_back()
+        self._core.switch.give_back()
         return tuning
 
     def evaluate(
@@ -315,13 +314,12 @@ class Loop:
     ) -> dict[str, float]:
         """Metrics and the mean loss over `loader`: inference mode, eval mode and back, one sync at the end."""
         core = self._core
-        objective = None if core.criterion is not None or isinstance(core.objective, Mapping) else core.objective
         check_metrics(metrics)
         ranks, loader = core.ranks.adds_up(metrics), core.ranks.share_validation(loader, metrics)
-        precision = core.step.plan.precision
+        precision = core.switch.step.plan.precision
         with core.ranks.telling, core.modes.within(training=False):
-            core.step.share_buffers()  # a hook may evaluate in the middle of an epoch
-            return core.evaluation.run(loader, metrics, core.criterion, objective, predict, precision, ranks)
+            core.switch.step.share_buffers()  # a hook may evaluate in the middle of an epoch
+            return self._evaluation.run(loader, metrics, *self._goal, predict, precision, ranks)
 
     def predict(
         self,
@@ -342,7 +340,7 @@ class Loop:
         if length_of(loader) == 0:
             raise nothing_came(loader)
         with core.modes.within(training=False), telling("predicting", progress) as tell:
-            return core.evaluation.outputs(loader, predict, core.step.plan.precision, tell)
+            return self._evaluation.outputs(loader, predict, core.switch.step.plan.precision, tell)
 
     def fit(
         self,
@@ -406,7 +404,7 @@ class Loop:
         arguments = {name for name, value in asked.items() if value not in (None, False)}
         arguments |= {"train_metrics"} if self._scored is not None else set()
         refuse_unserved(arguments)
-        self._core.step.drop_window()  # that a run left which failed in the middle of one
+        self._core.switch.step.drop_window()  # that a run left which failed in the middle of one
         ranks = self._core.ranks
         loader, validate = ranks.share(loader), ranks.share_validation(validate, metrics)
         length = length_of(loader)
@@ -428,7 +426,6 @@ class Loop:
             parts = parts_of_run(
                 run, FitArguments(*given, metrics, scored, hooks, self._scored, saver, limit, *shown), arguments
             )
-            self._core.is_one_by_one = bool(hooks.on_step)
             check = partial(self._check_length, run)
             self._core.tuner.begin()
             try:
@@ -437,17 +434,17 @@ class Loop:
                         parts.load(saver.found.tree, check)
                 check()
                 done = 0 if length is None else run.epoch * length + run.batches
-                self._core.expected = None if length is None else self._core.watch.batches + epochs * length - done
+                left = None if length is None else epochs * length - done
+                self._core.data.expect(left, one_by_one=bool(hooks.on_step))
                 if saver is not None and ranks.is_first:
                     resumed = saver.found is not None
                     write_run(saver.folder, asked, self.plan, self.choice, ranks=ranks.size, resumed=resumed)
-                train(run, parts, partial(self._core.work, loader, device_transform))
+                train(run, parts, partial(self._core.data.work, loader, device_transform))
                 report = self._report(parts)
                 if saver is not None and ranks.is_first:
                     write_report(saver.folder, report, type(self.model).__name__)
                 return report
             finally:
-                self._core.expected = None
                 parts.close()
 
     def _report(self, parts: Parts) -> Report:
@@ -526,7 +523,7 @@ class Loop:
         if run.length is not None:
             updates = math.ceil(run.length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
             left = (run.epochs - run.epoch) * updates - run.batches // self.plan.accumulate
-            rarity = {id(o): each.every for each in self._core.objectives for o in each.optimizers}
+            rarity = {id(o): each.every for each in self._core.subject.objectives for o in each.optimizers}
             size = self._core.ranks.size
             self._core.schedule.check_length(lambda o: left // rarity[id(o)], run.epochs - run.epoch, size)
 
@@ -545,9 +542,9 @@ class Loop:
         """
         from hotloop.training.largest import largest_batch
 
-        self._core.step.forget_captures()  # they hold memory
-        with self._core.modes.within(training=True), self._core.unplanned():
-            subject = replace(self._core.subject, plan=self._core.step.plan)
+        self._core.switch.step.forget_captures()  # they hold memory
+        with self._core.modes.within(training=True), self._core.switch.unplanned():
+            subject = replace(self._core.subject, plan=self._core.switch.step.plan)
             return largest_batch(subject, loader, limit=limit, seconds=seconds, transform=device_transform)
 
     def memory(self, batch: Any = None) -> "Memory":
@@ -558,9 +555,9 @@ class Loop:
         """
         from hotloop.training.undone_steps import memory_of
 
-        with self._core.modes.within(training=True), self._core.unplanned():
+        with self._core.modes.within(training=True), self._core.switch.unplanned():
             given = None if batch is None else move(batch, self.device)
-            return memory_of(self._core.subject, self._core.step.plan, given)
+            return memory_of(self._core.subject, self._core.switch.step.plan, given)
 
     def profile(
         self,
@@ -578,13 +575,17 @@ class Loop:
         from hotloop.training.undone_steps import profile_of
 
         check_readable_again(loader, fix="give what can be iterated again, such as a DataLoader")
-        core, plan = self._core, self._core.step.plan
+        core, plan = self._core, self._core.switch.step.plan
         step = TrainingStep(
-            self.model, core.objectives, plan, averages=core.subject.averages, compiled=core.step.compiled or None
+            self.model,
+            core.subject.objectives,
+            plan,
+            averages=core.subject.averages,
+            compiled=core.switch.step.compiled or None,
         )
-        kind = "auto" if plan.stream == "resident" and not core.by_hand else plan.stream
+        kind = "auto" if plan.stream == "resident" and not core.switch.by_hand else plan.stream
         stream = Stream(loader, self.device, kind, device_transform, pinned=plan.pinned, workers=plan.workers)
-        with core.modes.within(training=True), core.unplanned(), telling("profiling", progress) as tell:
+        with core.modes.within(training=True), core.switch.unplanned(), telling("profiling", progress) as tell:
             return profile_of(core.subject, step, stream, steps, loader, tell, device_transform)
 
     def state_dict(self) -> dict[str, Any]:
@@ -603,4 +604,4 @@ class Loop:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a `state_dict`; raises where it does not fit this loop, before anything changes."""
         load_state(self._core, dict(state))
-        self._core.give_back()
+        self._core.switch.give_back()

@@ -55,7 +55,7 @@ def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
     modules = modules_of(core)
     told = whole if gather else (lambda tree: tree)
     with told_as_planned():
-        optimizers = [told(optimizer.state_dict()) for optimizer in core.optimizers]
+        optimizers = [told(optimizer.state_dict()) for optimizer in core.subject.optimizers]
     return {
         "format": FORMAT,
         "model": told(modules[0].state_dict()),
@@ -66,12 +66,12 @@ def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
         "held": _held(core),
         "schedulers": [scheduler.state_dict() for scheduler in core.schedule.schedulers],
         "kinds": _kinds(core.schedule.schedulers),
-        "update": core.step.state_dict(),
-        "portion": core.memory.portion.state_dict(),
+        "update": core.switch.step.state_dict(),
+        "portion": core.switch.memory.portion.state_dict(),
         "watch": core.watch.state_dict(),
-        "random": RngStates(core.device).state_dict(),
-        "epoch": core.epoch,
-        "plan": core.step.plan.to_json(),
+        "random": RngStates(core.subject.device).state_dict(),
+        "epoch": core.data.epoch,
+        "plan": core.switch.step.plan.to_json(),
         "tuning": None if tuning is None else tuning.to_json(),
         "considered": core.tuner.considered_for,
     }
@@ -95,7 +95,7 @@ class Form:
         modules, schedulers = modules_of(core), core.schedule.schedulers
         names = ["model", *(type(module).__name__ for module in modules[1:])]
         with told_as_planned():
-            optimizers = [OptimizerForm.of(optimizer) for optimizer in core.optimizers]
+            optimizers = [OptimizerForm.of(optimizer) for optimizer in core.subject.optimizers]
         return cls(
             modules=[(name, shapes_of(module.state_dict())) for name, module in zip(names, modules, strict=True)],
             loose=shapes_of(_numbered(_loose(core))),
@@ -103,8 +103,8 @@ class Form:
             optimizers=optimizers,
             kinds=_kinds(schedulers),
             schedulers=[(type(each), dict(each.state_dict())) for each in schedulers],
-            scalers=core.step.state_dict()["scalers"],
-            random=RngStates(core.device).state_dict(),
+            scalers=core.switch.step.state_dict()["scalers"],
+            random=RngStates(core.subject.device).state_dict(),
         )
 
 
@@ -113,7 +113,7 @@ def kept_settings(core: Core, state: Mapping[str, Any]) -> list[str]:
     scheduled = ("lr", "momentum", "betas") if core.schedule.schedulers else ()
     found = [
         f"{key}={there}, and not {here}"
-        for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True)
+        for optimizer, values in zip(core.subject.optimizers, state["optimizers"], strict=True)
         if tells_plainly(optimizer)
         for group, saved in zip(optimizer.param_groups, values["param_groups"], strict=True)
         for key in optimizer.defaults.keys() & saved.keys() - {*FLAGS, *scheduled}
@@ -153,16 +153,16 @@ def load_state(core: Core, state: dict[str, Any]) -> None:
 
 def load_progress(core: Core, state: dict[str, Any], undo: ExitStack) -> None:
     """Load everything but the weights: optimizers, schedulers, counts, the plan."""
-    schedule, portion, watch = core.schedule, core.memory.portion, core.watch
-    undo.callback(partial(setattr, core, "epoch", core.epoch))
+    schedule, portion, watch = core.schedule, core.switch.memory.portion, core.watch
+    undo.callback(partial(setattr, core.data, "epoch", core.data.epoch))
     undo.callback(partial(vars(watch).update, dict(vars(watch))))
     undo.callback(partial(portion.load_state_dict, portion.state_dict()))
-    counts = core.step.state_dict()
-    undo.callback(lambda: core.step.load_state_dict(counts))
+    counts = core.switch.step.state_dict()
+    undo.callback(lambda: core.switch.step.load_state_dict(counts))
     undo.callback(_plan_restorer(core))
     undo.callback(_optimizer_restorer(core))
-    with core.unplanned():
-        for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True):
+    with core.switch.unplanned():
+        for optimizer, values in zip(core.subject.optimizers, state["optimizers"], strict=True):
             with _own_flags(optimizer):
                 optimizer.load_state_dict(optimizer_sharded(optimizer, _with_own_settings(optimizer, values)))
             if schedule.schedulers and state["update"]["steps"]:
@@ -171,9 +171,9 @@ def load_progress(core: Core, state: dict[str, Any], undo: ExitStack) -> None:
             known = known_to(scheduler, scheduler.state_dict(), values)
             scheduler.load_state_dict({name: values[name] for name in known})
     _load_plan(core, state)
-    core.step.load_state_dict(state["update"])
+    core.switch.step.load_state_dict(state["update"])
     portion.load_state_dict(state["portion"])
-    core.epoch = state["epoch"]
+    core.data.epoch = state["epoch"]
 
 
 def load_tensors(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str]:
@@ -182,7 +182,7 @@ def load_tensors(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str
     Returns names of buffers of another shape, and of what the hooks of a module left out of its state.
     """
     modules, missing = modules_of(core), list[str]()
-    with core.unplanned():
+    with core.switch.unplanned():
         for module, values in zip(modules, [state["model"], *state["others"]], strict=True):
             if has_extra_state(values):
                 undo.callback(partial(module.load_state_dict, copy.deepcopy(module.state_dict())))
@@ -194,7 +194,7 @@ def load_tensors(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str
             for parameter, value in zip(_loose(core), state["loose"], strict=True):
                 parameter.copy_(value)
         for module, values in zip(modules, state["buffers"], strict=True):
-            missing += _load_buffers(module, values, core.device)
+            missing += _load_buffers(module, values, core.subject.device)
     return missing
 
 
@@ -223,12 +223,17 @@ def load_module(module: nn.Module, values: Mapping[str, Any]) -> list[str]:
 
 def _plan_restorer(core: Core) -> Callable[[], None]:
     """A callable that restores the present plan."""
-    plan, plans, noted, tuner = core.step.plan, list(core.plans), core.noted, dict(vars(core.tuner))
+    plan, plans, noted, tuner = (
+        core.switch.step.plan,
+        list(core.switch.plans),
+        core.switch.noted,
+        dict(vars(core.tuner)),
+    )
 
     def restore() -> None:
-        if core.step.plan != plan:
-            core.exchange(core.step_for(plan), "that of before")
-        core.plans[:], core.noted = plans, noted
+        if core.switch.step.plan != plan:
+            core.switch.exchange(core.switch.step_for(plan), "that of before")
+        core.switch.plans[:], core.switch.noted = plans, noted
         vars(core.tuner).update(tuner)
 
     return restore
@@ -236,13 +241,13 @@ def _plan_restorer(core: Core) -> Callable[[], None]:
 
 def _optimizer_restorer(core: Core) -> Callable[[], None]:
     """A callable that restores the present state of optimizers and schedulers, which loading replaces whole."""
-    with core.unplanned():
-        groups = [group for optimizer in core.optimizers for group in optimizer.param_groups]
+    with core.switch.unplanned():
+        groups = [group for optimizer in core.subject.optimizers for group in optimizer.param_groups]
         parts = [part for scheduler in core.schedule.schedulers for part in parts_of_scheduler(scheduler)]
-        before = Snapshot().items([*map(vars, [*core.optimizers, *parts]), *groups])
+        before = Snapshot().items([*map(vars, [*core.subject.optimizers, *parts]), *groups])
 
     def restore() -> None:
-        with core.unplanned():
+        with core.switch.unplanned():
             before.restore()
 
     return restore
@@ -258,7 +263,7 @@ def _with_own_settings(optimizer: Optimizer, values: dict[str, Any]) -> dict[str
 
 def load_rng_states(core: Core, state: dict[str, Any]) -> None:
     """Set the rng states; last, because loading the rest may draw random numbers."""
-    RngStates.from_state_dict(state["random"], core.device).restore()
+    RngStates.from_state_dict(state["random"], core.subject.device).restore()
 
 
 def checked_stateful(stateful: object) -> dict[str, Any]:
@@ -282,10 +287,12 @@ def handed_to(core: Core, transform: object, makers: Mapping[str, object]) -> di
     if core.criterion is not None:
         things["loss"] = core.criterion
     else:
-        several = len(core.objectives) > 1
-        things |= {f"objective {each.name}" if several else "objective": each.objective for each in core.objectives}
-    several = len(core.optimizers) > 1
-    things |= {f"optimizer {n}" if several else "optimizer": o for n, o in enumerate(core.optimizers, 1)}
+        several = len(core.subject.objectives) > 1
+        things |= {
+            f"objective {each.name}" if several else "objective": each.objective for each in core.subject.objectives
+        }
+    several = len(core.subject.optimizers) > 1
+    things |= {f"optimizer {n}" if several else "optimizer": o for n, o in enumerate(core.subject.optimizers, 1)}
     things |= {"device_transform": transform, **makers}
     return {name: thing for name, thing in things.items() if thing is not None}
 
@@ -328,7 +335,7 @@ def check(form: Form, state: dict[str, Any], *, tries: bool = True) -> None:
 
 def modules_of(core: Core) -> list[nn.Module]:
     """The model, and other modules with weights: a criterion, objectives that are modules."""
-    objectives = [each.objective for each in core.objectives]
+    objectives = [each.objective for each in core.subject.objectives]
     found = [*core.subject.modules, *(each for each in objectives if isinstance(each, nn.Module))]
     return list(dict.fromkeys(found))
 
@@ -336,14 +343,14 @@ def modules_of(core: Core) -> list[nn.Module]:
 def _load_plan(core: Core, state: dict[str, Any]) -> None:
     """Resume the plan of the state where the loop chooses its plan; settings that the person asks for now win."""
     plan, now = Plan.from_json(state["plan"]), core.subject.plan
-    if torch.device(plan.device).type != core.device.type or not core.plans_itself:
+    if torch.device(plan.device).type != core.subject.device.type or not core.switch.plans_itself:
         return
     tuning = None if state["tuning"] is None else Tuning.from_json(state["tuning"])
     core.tuner.resume(tuning, state["considered"])
     asked = {name: getattr(now, name) for name in ASKED}
     if not core.subject.pinned_precision:
         del asked["precision"]
-    core.resume_plan(possible(replace(plan, **asked), core.subject))
+    core.switch.resume_plan(possible(replace(plan, **asked), core.subject))
 
 
 def is_shaped(core: Core) -> bool:
@@ -354,15 +361,15 @@ def is_shaped(core: Core) -> bool:
 def _loose(core: Core) -> list[Tensor]:
     """Parameters of an optimizer that belong to no module."""
     owned = {id(parameter) for module in modules_of(core) for parameter in module.parameters()}
-    held = [parameter for each in core.objectives for parameter in each.parameters]
+    held = [parameter for each in core.subject.objectives for parameter in each.parameters]
     return [parameter for parameter in dict.fromkeys(held) if id(parameter) not in owned]
 
 
 def weights_of(core: Core) -> dict[str, Tensor]:
     """What all ranks have the same of once the first step has shared it, by name: weights that are trained or used."""
     names = {id(p): name for module in modules_of(core)[::-1] for name, p in module.named_parameters()}
-    trained = (parameter for each in core.objectives for parameter in each.parameters)
-    several = dict.fromkeys([*core.model.parameters(), *trained]) if core.step.counts.steps else {}
+    trained = (parameter for each in core.subject.objectives for parameter in each.parameters)
+    several = dict.fromkeys([*core.subject.model.parameters(), *trained]) if core.switch.step.counts.steps else {}
     return {names.get(id(p), f"parameter {n}"): p for n, p in enumerate(several) if not is_lazy(p)}
 
 
@@ -413,7 +420,7 @@ def _held(core: Core) -> list[dict[str, Any]]:
             "kind": type(optimizer).__name__,
             "groups": [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups],
         }
-        for optimizer in core.optimizers
+        for optimizer in core.subject.optimizers
     ]
 
 

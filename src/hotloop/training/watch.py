@@ -90,11 +90,9 @@ class Watch:
         *,
         single: bool,
         advice: Sequence[str] = (),
-        heard: Callable[[float], None] | None = None,
     ) -> None:
-        """`heard` gets each loss that reaches the host: every one on a CPU, elsewhere one of each look."""
         self.device = device
-        self._heard = heard
+        self._heard: Callable[[float], None] | None = None
         self._advice = list(advice)  # what to try when the loss is lost
         self._host = device.type == "cpu"
         self.is_in_time = single and self._host  # a bad loss is seen before any weight has changed
@@ -111,6 +109,10 @@ class Watch:
         self._noted = 0.0  # when that was last done
         self._epoch = 0
         self._stream: Stream[Any] | None = None
+
+    def listen(self, heard: Callable[[float], None]) -> None:
+        """Call it with each loss that reaches the host: every one on a CPU, elsewhere one of each look."""
+        self._heard = heard
 
     @property
     def batches(self) -> int:

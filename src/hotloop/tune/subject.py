@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class Subject:
     device_name: str
     on_ranks: bool = False  # whether several processes train together
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return torch.device(self.plan.device)
 
@@ -70,6 +71,11 @@ class Subject:
         parts = list(objects_in(batch))
         given = {"batch": parts[0] if len(parts) == 1 else parts} if parts else {}
         return {"model": self.model, **(more or {}), **objectives, **optimizers, **hooks, **given}
+
+    def forward(self, batch: Any) -> None:
+        """The forward passes alone, to explain an error in one."""
+        for each in self.objectives:
+            each.objective(self.model, batch)
 
     def restorable(self) -> Skip:
         """Which of that a rehearsal restores."""

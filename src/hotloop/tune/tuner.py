@@ -4,8 +4,8 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -73,6 +73,7 @@ class Ahead:
     transform: Any
     batch: Any  # None where several steps go into one graph
     batches: int
+    stream: Stream[Any] | None  # the source of the batches
     left: int | None  # batches of the run that are still to come, these included; None where nobody knows
     is_between_windows: bool
     can_be_several: bool  # whether the data lives on the device and `fit` owns the loop
@@ -111,10 +112,6 @@ class Tuned(Compared, Reaching, Protocol):
     def ranks(self) -> Agreeing:
         """The ranks that tune with this one."""
 
-    @property
-    def stream(self) -> Stream[Any] | None:
-        """The source of the batches."""
-
     def carry_out(self, plan: Plan, why: str, compiled: dict[str, CompiledObjective] | None = None) -> None:
         """Switch to another plan, with objectives that are compiled already where given."""
 
@@ -134,7 +131,10 @@ class Tuner:
     repeated in fp32.
     """
 
-    def __init__(self, subject: Subject, loop: Tuned, *, asked: bool) -> None:
+    def __init__(
+        self, subject: Subject, loop: Tuned, *, asked: bool, listen: Callable[[Callable[[float], None]], None]
+    ) -> None:
+        """`listen` makes a function hear of each loss that reaches the host."""
         self.tuning: Tuning | None = None  # how the present plan was found
         self.seconds = 0.0  # that were not spent in training steps
         self.say: Callable[[str], None] = lambda words: None  # of a fit that is running
@@ -143,7 +143,7 @@ class Tuner:
         self.considered_for: int | None = None  # batches that were left when it was decided whether to plan anything
         self.due: float = 0 if asked else math.inf  # the batch from which on it wants to be asked before steps
         self._course_due: float = 0  # the batch before which the course goes on
-        self._loop = loop
+        self._loop, self._listen = loop, listen
         self._course = self._tuned()
         self._sleeps = False  # until a new epoch or fit begins
         self._has_begun = False
@@ -171,6 +171,15 @@ class Tuner:
         if tuning is not None:
             self.tuning = tuning
             self._only_watch()
+
+    @contextmanager
+    def telling(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Say what is found by this while a fit runs."""
+        before, self.say = self.say, say
+        try:
+            yield
+        finally:
+            self.say = before
 
     def begin(self) -> None:
         """Consider tuning again at a new epoch or fit, where the run was too short so far."""
@@ -253,7 +262,7 @@ class Tuner:
 
     def _feed(self) -> None:
         """Give the loader more workers where the training waits for it."""
-        stream, plan = self._loop.stream, self._loop.step.plan
+        stream, plan = self._next.stream, self._loop.step.plan
         if stream is not None and (stream.resident is not None or self.subject.plan.workers is not None):
             self._feeding.is_open = False
         if stream is None or not self._feeding.is_open or self._next.loader is None:
@@ -280,10 +289,6 @@ class Tuner:
         """Take in a recent loss that has reached the host."""
         if self._watch is not None and self._watch.heard(loss):
             self.due = self._course_due = 0
-
-    def rounds(self, plan: Plan) -> bool:
-        """Whether the tuner has pulled a lever that rounds losses and gradients, beyond the person's plan."""
-        return not self._loop.by_hand and bool(rounding_levers(plan, self.subject.plan))
 
     def rescued(self, run: Callable[[Any], T], batch: Any) -> T:
         """Run a step; where its loss is not finite and has not reached a weight, repeat the batch in fp32.
@@ -330,6 +335,7 @@ class Tuner:
             DroppedLevers().put(self._key, dropped)
 
     def _start_watching(self) -> None:
+        self._listen(self.heard)
         self._watch = RoundingWatch(self._loop, self._adopted_at, self._done, alone=self._loop.ranks.size == 1)
 
     # The course of it: each `yield` lets a step pass, and gives the number of batches until it wants to be asked again
@@ -693,7 +699,7 @@ class Tuner:
     @property
     def _waited(self) -> float:
         """Seconds that the loop has waited for the loader."""
-        return 0.0 if self._loop.stream is None else self._loop.stream.waited
+        return 0.0 if self._next.stream is None else self._next.stream.waited
 
     def _window(self) -> "Course[Ahead]":
         """Let steps pass up to the end of an accumulation window."""

@@ -61,7 +61,7 @@ class Best(Part):
             return
         modules = modules_of(run.core)
         run.core.modes.eval()  # as the optimizer was when they were kept
-        with run.core.unplanned():
+        with run.core.switch.unplanned():
             before = Snapshot().values((t for m in modules for t in (*m.parameters(), *m.buffers())), on_host=True)
             try:
                 weights = self._weights or self._saved_weights(best.epoch, modules)

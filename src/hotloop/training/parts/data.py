@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from hotloop.data import Position
@@ -25,17 +24,17 @@ class Data(Part):
         self._loader = asked.loader
 
     def close(self) -> None:
-        self.run.core.rest()
+        self.run.core.data.rest()
 
     def end_epoch(self, whole: bool) -> None:
         if whole and self.run.epoch + 1 == self.run.epochs:
-            self.run.core.end_workers()  # which takes a while, in which a GPU is still busy
+            self.run.core.data.end_workers()  # which takes a while, in which a GPU is still busy
 
     def finish(self) -> None:
-        self.run.core.rest()  # while the death of workers is not told everywhere
+        self.run.core.data.rest()  # while the death of workers is not told everywhere
 
     def state_dict(self) -> dict[str, Any]:
-        run, stream = self.run, self.run.core.stream
+        run, stream = self.run, self.run.core.data.stream
         assert stream is not None
         run.unsaved |= {*stream.changed_in_workers}
         self.epoch, self.batches = run.epoch, None if run.is_between else run.batches
@@ -48,15 +47,10 @@ class Data(Part):
 
     def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         super().load(state, undo)
-        core = self.run.core
-        undo.callback(partial(vars(core).update, stream=core.stream, seen_before=core.seen_before))
         undo.callback(loader_rng_restorer(self._loader))
         run = self.run
         run.epoch, run.batches, run.is_between = self.epoch, self.batches or 0, self.batches is None
-        core.stream = core.stream_of(self._loader)
         where = Position.from_state_dict(self.position)
-        resumption = core.stream.resume(where, lambda done, every: self.run.say(f"batch {done} of {every}"))
-        self.differs = resumption.reason
-        if where.consumed is not None:
-            core.epoch -= 1  # it begins once more
-            core.seen_before = core.watch.state_dict()
+        self.differs = run.core.data.resume(
+            self._loader, where, undo, lambda done, every: run.say(f"batch {done} of {every}")
+        )

@@ -31,7 +31,7 @@ class Hooks(Part):
     def after_step(self, loss: Tensor | None, batches: int) -> None:
         if self._on_step and loss is not None:
             run = self.run
-            self._latest = StepRecord(run.core.step.counts.steps, run.epoch + 1, run.batches, loss, run.loop)
+            self._latest = StepRecord(run.core.switch.step.counts.steps, run.epoch + 1, run.batches, loss, run.loop)
             self._ask(self._on_step, self._latest, "on_step")
 
     def after_batches(self) -> None:
@@ -45,12 +45,12 @@ class Hooks(Part):
 
     def _ask(self, hooks: Sequence[Callable[[Any], object]], record: Any, name: str) -> None:
         core = self.run.core
-        is_fused = bool(hooks) and core.step.plan.fused
+        is_fused = bool(hooks) and core.switch.step.plan.fused
         try:
-            with fused_steps(core.optimizers, by_hand=True) if is_fused else nullcontext():
+            with fused_steps(core.subject.optimizers, by_hand=True) if is_fused else nullcontext():
                 stops = asks_to_stop(hooks, record, name)
         except RuntimeError as error:
-            if core.plan.channels_last and "view size is not compatible" in str(error):
+            if core.switch.plan.channels_last and "view size is not compatible" in str(error):
                 error.add_note(
                     "hotloop: the plan has the weights of convolutions in channels_last, which view cannot flatten\n"
                     f'  fix: use reshape in {name}, or Loop(…, plan="plain") if that is not your code'

@@ -31,7 +31,7 @@ class Journal(Part):
         super().__init__(run, asked)
         self._monitor = asked.monitor
         self._logs = Logs(asked.log)
-        self._norms = NormReader(run.core)  # before clipping; they may be one entry behind
+        self._norms = NormReader(run.core.switch)  # before clipping; they may be one entry behind
         self._watching: Watching | None = None
         self._is_due = False  # whether the step that runs is logged
         self._last = 0.0
@@ -77,7 +77,7 @@ class Journal(Part):
         return self.run.loop.steps
 
     def _gradient_norms(self) -> dict[str, float]:
-        is_alone = len(self.run.core.objectives) == 1
+        is_alone = len(self.run.core.subject.objectives) == 1
         norms = self._norms.read()
         return {"gradient norm" if is_alone else f"gradient norm/{name}": norm for name, norm in norms.items()}
 

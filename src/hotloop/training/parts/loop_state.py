@@ -50,7 +50,7 @@ class LoopState(Part):
         self._is_read_back = True
 
     def before_load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
-        undo.callback(RngStates(self.run.core.device).restore)
+        undo.callback(RngStates(self.run.core.subject.device).restore)
         undo.callback(partial(vars(self.run).update, dict(vars(self.run))))
 
     def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:

@@ -26,13 +26,12 @@ class Progress(Part):
     def around(self) -> Iterator[None]:
         run = self.run
         done = run.epoch * (run.length or 0) + run.batches
-        with Display(run.epochs, run.length, self._show, done=done) as self._display:
-            before, run.core.tuner.say = run.core.tuner.say, self._display.say
+        with (
+            Display(run.epochs, run.length, self._show, done=done) as self._display,
+            run.core.tuner.telling(self._display.say),
+        ):
             run.say = self._display.say
-            try:
-                yield
-            finally:
-                run.core.tuner.say = before
+            yield
 
     def after_step(self, loss: Tensor | None, batches: int) -> None:
         run = self.run

@@ -36,7 +36,7 @@ class PythonState(Part):
         resumes = asked.saver is not None and asked.saver.found is not None
         if not resumes or core.changes is None:
             modules = modules_of(core)
-            core.changes = Changes(modules, core.schedule.schedulers, others, core.stateful, core.device, known)
+            core.changes = Changes(modules, core.schedule.schedulers, others, core.stateful, core.subject.device, known)
         else:  # those of the loop so far where the same loop resumes, as in a notebook
             core.changes.hand(others, core.stateful, known)
         self._changes = core.changes
@@ -70,7 +70,7 @@ class PythonState(Part):
         self._changes.restore_settings(state, undo)
 
     def after_load(self, state: Mapping[str, Any]) -> None:
-        self._missing += self._changes.load_attributes(state, self.run.core.device)
+        self._missing += self._changes.load_attributes(state, self.run.core.subject.device)
         reasons = []
         if self._missing:
             reasons.append(f"the checkpoint and this run differ in: {shorten(self._missing, 6)}")

@@ -27,12 +27,12 @@ class RanksTogether(Part):
 
     def begin(self) -> None:
         run = self.run
-        if (words := run.core.ranks.words(run.core.model, run.core.plan, self._batch)) is not None:
+        if (words := run.core.ranks.words(run.core.subject.model, run.core.switch.plan, self._batch)) is not None:
             run.say(words)
 
     def end_epoch(self, whole: bool) -> None:
         if whole and self.run.length is None:
-            self.run.core.ranks.end_epoch(self.run.core.epoch, self.run.batches)
+            self.run.core.ranks.end_epoch(self.run.core.data.epoch, self.run.batches)
 
     def finish(self) -> None:
         self.run.core.ranks.end()
@@ -42,7 +42,7 @@ class RanksTogether(Part):
         return {
             "ranks": ranks.size,
             "batch": self._batch,
-            "by_rank": ranks.by_rank(self.run.core.step),
+            "by_rank": ranks.by_rank(self.run.core.switch.step),
             "parallel": ranks.parallel,
         }
 

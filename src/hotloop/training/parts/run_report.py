@@ -32,7 +32,9 @@ class Reporting(Part):
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.before = (run.loop.steps, run.loop.skipped, core.watch.batches, run.loop.out_of_memory)
         self.plans = []
-        self._noted = len(core.plans) - 1  # plans of the loop up to the one that this part of the run begins with
+        self._noted = (
+            len(core.switch.plans) - 1
+        )  # plans of the loop up to the one that this part of the run begins with
         self._last, self._tuned = time.perf_counter(), core.tuner.seconds
         if run.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(run.loop.device)
@@ -65,20 +67,20 @@ class Reporting(Part):
         require(each(fields(plan=record(Plan))), state["plans"], "report.plans")
 
     def after_load(self, state: Mapping[str, Any]) -> None:
-        self.run.core.journal("that of the checkpoint")
-        self._noted = len(self.run.core.plans) - 1
+        self.run.core.switch.note("that of the checkpoint")
+        self._noted = len(self.run.core.switch.plans) - 1
 
     def _measure(self) -> None:
         """Add what was done since the last time to what was noted before, in earlier parts of the run too."""
         core, now = self.run.core, time.perf_counter()
         self.seconds, self._last = self.seconds + now - self._last, now
         self.tuning, self._tuned = self.tuning + core.tuner.seconds - self._tuned, core.tuner.seconds
-        if core.device.type == "cuda":
-            self.peak_memory = max(self.peak_memory, torch.cuda.max_memory_allocated(core.device))
-        core.journal("the step was changed while it ran")  # where many steps at once have not noted it yet
+        if core.subject.device.type == "cuda":
+            self.peak_memory = max(self.peak_memory, torch.cuda.max_memory_allocated(core.subject.device))
+        core.switch.note("the step was changed while it ran")  # where many steps at once have not noted it yet
         steps, _, batches, _ = self.before
-        for change in core.plans[self._noted :]:
+        for change in core.switch.plans[self._noted :]:
             if not self.plans or self.plans[-1].plan != change.plan:
                 step, batch = max(0, change.step - steps), max(0, change.batch - batches)
                 self.plans.append(replace(change, step=step, batch=batch))
-        self._noted = len(core.plans)
+        self._noted = len(core.switch.plans)
