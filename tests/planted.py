@@ -187,7 +187,13 @@ BUGS = [
         "pass",
         ("tests/training/test_rewinding.py", STARVED),
     ),
-    Bug("rng: a resumed run draws anew", "training/state.py", "core.device).restore()", "core.device)", (KILLED,)),
+    Bug(
+        "rng: a resumed run draws anew",
+        "training/state.py",
+        "core.subject.device).restore()",
+        "core.subject.device)",
+        (KILLED,),
+    ),
     Bug(
         "rng: generators of a loader are not restored",
         "data/loader_rng.py",
@@ -227,7 +233,7 @@ BUGS = [
     Bug(
         "checkpoint: buffers that no state_dict has are lost",
         "training/state.py",
-        "missing += _load_buffers(module, values, core.device)",
+        "missing += _load_buffers(module, values, core.subject.device)",
         "pass",
         ("tests/training/test_state.py", KILLED),
     ),

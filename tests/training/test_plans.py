@@ -173,8 +173,8 @@ def test_a_plan_that_fails_halfway_leaves_the_one_before(monkeypatch: pytest.Mon
     loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
     batch = torch.randn(4, 3, 8, 8), torch.randint(2, (4,))
     loop.step(batch)
-    core = loop._core
-    core.carry_out(replace(core.step.plan, fused=True), "it is fused")
+    switch = loop._core.switch
+    switch.carry_out(replace(switch.step.plan, fused=True), "it is fused")
     apply = CheckpointingLever.apply
 
     def fails(lever: CheckpointingLever, *given: Any) -> Iterator[Any]:
@@ -183,7 +183,7 @@ def test_a_plan_that_fails_halfway_leaves_the_one_before(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(CheckpointingLever, "apply", fails)
     with pytest.raises(torch.OutOfMemoryError):
-        core.carry_out(replace(core.step.plan, recompute=("0", "2")), "a test")
+        switch.carry_out(replace(switch.step.plan, recompute=("0", "2")), "a test")
     assert (loop.plan.fused, loop.plan.recompute) == (True, ())
     assert optimizer.param_groups[0]["fused"]
     assert not any("forward" in vars(layer) for layer in model)
