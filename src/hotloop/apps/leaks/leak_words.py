@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hotloop.memory.holders import Holder
+from hotloop.apps.leaks.holders import Holder
 from hotloop.placement.sites import Site
 from hotloop.printing.text import size
 from hotloop.records import Record
