@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from hotloop.data import Stream
+from hotloop.data.epochs import Position, Resumption
 from hotloop.data.loader_rng import LoaderRngState
-from hotloop.data.position import Position, Resumption
 from hotloop.errors import BadArgument
 
 from ..thorough import dealt

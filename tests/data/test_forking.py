@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hotloop.data import stream
-from hotloop.data.forking import forking
+from hotloop.data.workers import forking
 
 
 class Cycle:

@@ -28,8 +28,8 @@ from torch.utils.data import (
 from hotloop import stream
 from hotloop.checkpoint.tree import pack, unpack
 from hotloop.data import Stream
+from hotloop.data.epochs import POSITION_FORMAT, Position
 from hotloop.data.loader_rng import LoaderRngState
-from hotloop.data.position import POSITION_FORMAT, Position
 from hotloop.errors import BadArgument
 
 from ..thorough import dealt, tries

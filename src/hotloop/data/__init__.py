@@ -1,7 +1,7 @@
 """Batches on the device, where they come from, and where they go on after a stop."""
 
+from hotloop.data.epochs import Position, Resumption
 from hotloop.data.origin import BatchOrigin, length_of
-from hotloop.data.position import Position, Resumption
 from hotloop.data.streams import Stream, stream
 from hotloop.data.worker_count import WorkersAdvice, workers_for
 

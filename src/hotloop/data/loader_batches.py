@@ -1,34 +1,85 @@
 """`LoaderBatches`: the batches of a loader on the host, with their origins."""
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from hotloop.data.epochs import Epochs, Skip, Tell
-from hotloop.data.forking import forking
+from hotloop.data.epochs import Epochs, Position, Skip, Tell
 from hotloop.data.loader_rng import LoaderRng, LoaderRngState, is_stateful
 from hotloop.data.on_device import asked_in_advance, is_constant
-from hotloop.data.origin import BatchOrigin, Tap
-from hotloop.data.position import Position
+from hotloop.data.origin import BatchOrigin, twin
 from hotloop.data.samplers import draw_base_seed, has_known_sampler
 from hotloop.data.worker_count import bytes_in, why_workers_stay
-from hotloop.data.worker_rng import Workers
+from hotloop.data.workers import EpochWorkers, PersistentWorkers, forking, may_keep
 from hotloop.values.attributes import parts_of
 
 Batch = tuple[BatchOrigin, Any]
 
 
-class LoaderBatches(Epochs[Batch]):
-    """The batches as the loader gives them, each with its origin."""
+class RecordingSampler:
+    """A sampler that keeps what it drew until the batch arrives."""
 
-    def __init__(self, source: Iterable[Any], tap: Tap | None, *, reads_ahead: bool) -> None:
-        """`tap` tells the samples of each batch, where there is one; `reads_ahead`: batches are read early."""
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.latest = Draws(self, iter(()))  # of the epoch that was begun last
+        self.skip: Callable[[Iterator[Any]], None] | None = None  # drops the first draws of the next epoch
+        self.silent = False  # whether an epoch has no draws
+
+    def __iter__(self) -> Iterator[Any]:
+        # At once: some samplers draw now, others when they are asked.
+        self.latest = Draws(self, iter(()) if self.silent else iter(self.sampler))
+        return self.latest
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+
+class Draws:
+    """What a sampler draws in one epoch; `drawn` are those whose batches have not arrived."""
+
+    def __init__(self, owner: RecordingSampler, draws: Iterator[Any]) -> None:
+        self.draws = draws
+        self.drawn: deque[Any] = deque()
+        self.ended = False  # whether all batches of the epoch were read
+        self._owner = owner
+
+    def __iter__(self) -> "Draws":
+        return self
+
+    def __next__(self) -> Any:
+        owner = self._owner
+        if owner.skip is not None:  # by the time of the first draw: a DataLoader with workers begins twice
+            skip, owner.skip = owner.skip, None
+            skip(self.draws)
+        drawn = next(self.draws)
+        self.drawn.append(drawn)
+        return drawn
+
+
+class LoaderBatches(Epochs[Batch]):
+    """The batches as the loader gives them, each with its origin.
+
+    With `records`, they come from a twin of the DataLoader whose sampler records what it draws. The twin shares
+    everything else with the loader, sampler and generator included, so it gives exactly the loader's batches.
+    """
+
+    def __init__(self, source: Iterable[Any], *, records: bool, reads_ahead: bool) -> None:
+        """`reads_ahead`: batches are read before they are trained on."""
         self._source = source
-        self._tap = tap
+        self._loader: Any = source  # what is iterated
+        self._sampler: RecordingSampler | None = None
+        self._epoch_workers: EpochWorkers | None = None
+        self._persistent: PersistentWorkers | None = None
+        self._draws: Draws | None = None  # of the epoch that was begun last
         self._times = 0  # how often the loader was begun
+        self._reopened: Iterator[Batch] | None = None  # the epoch in progress, with other workers
         self.random_items = _may_be_random(source)
         self.workers = source.num_workers if isinstance(source, DataLoader) else 0
         self.prefetched = asked_in_advance(source)
@@ -37,11 +88,16 @@ class LoaderBatches(Epochs[Batch]):
             LoaderRng(source, source.dataset if here and isinstance(source, DataLoader) else None),
             state_of_each=here and reads_ahead,
         )
-        self._reopened: Iterator[Batch] | None = None  # the epoch in progress, with other workers
-        self._staff: Workers | None = None
-        if isinstance(source, DataLoader) and source.persistent_workers and not self._is_stateful:
-            loader = source if tap is None else tap.loader
-            self._staff = Workers(loader, tell=tap is not None and self.random_items)
+        if not isinstance(source, DataLoader):
+            return
+        if records:
+            name = "sampler" if source.batch_sampler is None else "batch_sampler"
+            self._sampler = RecordingSampler(getattr(source, name))
+            self._loader = twin(source, **{name: self._sampler})
+            if self.workers:
+                self._epoch_workers = EpochWorkers(self._loader, keep=may_keep(source))
+        if source.persistent_workers and not self._is_stateful:
+            self._persistent = PersistentWorkers(self._loader, tell=records and self.random_items)
 
     def __iter__(self) -> Iterator[Batch]:
         asked = perf_counter()
@@ -68,6 +124,58 @@ class LoaderBatches(Epochs[Batch]):
     def _open(self) -> Iterator[Batch]:
         return self._opened(0)
 
+    def _opened(self, first: int, seed: int | None = None) -> Iterator[Batch]:
+        """The batches of an epoch from number `first` on, the iterator of which is made at once.
+
+        With `seed`, workers get theirs from it, and the loader's generator is not drawn from for them.
+        """
+        self._times += 1
+        if self._sampler is None:
+            with forking():
+                batches = iter(self._loader)
+            return ((BatchOrigin(number), batch) for number, batch in enumerate(batches, first))
+        if self._epoch_workers is None:
+            batches = iter(self._loader)
+        else:
+            # An epoch that was left early has batches under way, and one that is resumed begins with draws to skip.
+            again = self._draws is not None and self._draws.ended and self._sampler.skip is None
+            own = self._loader.generator
+            if seed is not None:
+                self._loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
+            try:
+                batches = self._epoch_workers.begin(again=again)
+            finally:
+                self._loader.__dict__["generator"] = own
+        self._draws = self._sampler.latest  # another epoch may begin before this one ends
+        named = self._named(batches, self._draws, first)
+        return named if self._persistent is None else self._persistent.listen(named)
+
+    def _named(self, batches: Iterator[Any], draws: Draws, first: int) -> Iterator[Batch]:
+        try:
+            for number, batch in enumerate(batches, first):
+                yield BatchOrigin(number, draws.drawn.popleft(), self._loader.dataset), batch
+            draws.ended = True
+        finally:
+            if self._epoch_workers is not None and self._draws is draws and not draws.ended:
+                self._epoch_workers.end()
+
+    def _open_at(self, position: Position, skip: Skip, tell: Tell | None) -> tuple[Iterator[Batch], int]:
+        first = skip.count
+        if position.loader is not None and self._is_stateful:
+            self._source.load_state_dict(position.loader)  # type: ignore[attr-defined]
+            return self._opened(first), 0
+        if self._sampler is not None and not self.workers:
+            batches = self._opened(first)
+            skip(self._sampler.latest.draws)
+            return batches, 0
+        seed = self._other_seed(position)
+        if self._sampler is not None and (seed is not None or not self.random_items):
+            self._sampler.skip = skip
+            return self._opened(first, seed), 0
+        batches = self._opened(0)
+        skip((origin.drawn for origin, _ in batches), tell)
+        return batches, skip.count - skip.missing
+
     def _other_seed(self, position: Position) -> int | None:
         """A seed for another number of workers, whose items are other ones anyhow; None for the same number."""
         if self.workers == position.workers or not (self.random_items and has_known_sampler(self._source)):
@@ -77,32 +185,6 @@ class LoaderBatches(Epochs[Batch]):
             draw_base_seed(self._source)
         own = torch.Generator().set_state(position.began.torch)
         return int(torch.randint(2**62, (), generator=own)) + (position.consumed or 0)
-
-    def _opened(self, first: int, seed: int | None = None) -> Iterator[Batch]:
-        self._times += 1
-        if self._tap is None:
-            with forking():
-                batches = iter(self._source)
-            return ((BatchOrigin(number), batch) for number, batch in enumerate(batches, first))
-        batches = self._tap.begin(first, seed)
-        return batches if self._staff is None else self._staff.listen(batches)
-
-    def _open_at(self, position: Position, skip: Skip, tell: Tell | None) -> tuple[Iterator[Batch], int]:
-        first = skip.count
-        if position.loader is not None and self._is_stateful:
-            self._source.load_state_dict(position.loader)  # type: ignore[attr-defined]
-            return self._opened(first), 0
-        if self._tap is not None and not self.workers:
-            batches = self._opened(first)
-            skip(self._tap.sampler.latest.draws)
-            return batches, 0
-        seed = self._other_seed(position)
-        if self._tap is not None and (seed is not None or not self.random_items):
-            self._tap.sampler.skip = skip
-            return self._opened(first, seed), 0
-        batches = self._opened(0)
-        skip((origin.drawn for origin, _ in batches), tell)
-        return batches, skip.count - skip.missing
 
     @property
     def prefetch_factor(self) -> int:
@@ -115,12 +197,16 @@ class LoaderBatches(Epochs[Batch]):
             return why
         if self._epoch is None or self._epoch.ended:
             return "no epoch is in progress: give Stream(…, workers=…)"
-        return "hotloop does not follow its sampler" if self._tap is None else self._tap.why_workers_stay()
+        if self._epoch_workers is None:
+            return "hotloop does not follow its sampler"
+        if not self._epoch_workers.are_as_started():
+            return "the dataset was changed after its workers were started, which do not see that"
+        return None
 
     def change_workers(self, number: int, prefetch_factor: int) -> None:
         """Reopen the loader with so many workers where the epoch is; those of before stay where none can be started."""
-        tap, epoch, first = self._tap, self._epoch, self.first
-        assert tap is not None
+        sampler, epoch, first = self._sampler, self._epoch, self.first
+        assert sampler is not None
         assert epoch is not None
         position = self.position(epoch.read, None)
         before = (self.workers, self.prefetch_factor)
@@ -131,41 +217,40 @@ class LoaderBatches(Epochs[Batch]):
             position.now.restore()
         except OSError:  # no process or memory is left for them
             self._load_with(*before)
-            tap.sampler.skip, self._epoch = None, epoch
+            sampler.skip, self._epoch = None, epoch
             self._rng.set_state(position.now)
         self.first = first
 
     def _load_with(self, workers: int, prefetch_factor: int) -> None:
-        assert self._tap is not None
-        self._tap.loader.__dict__.update(num_workers=workers, prefetch_factor=prefetch_factor)
-        self.workers, self.prefetched = workers, asked_in_advance(self._tap.loader)
+        self._loader.__dict__.update(num_workers=workers, prefetch_factor=prefetch_factor)
+        self.workers, self.prefetched = workers, asked_in_advance(self._loader)
 
     def end_workers(self, *, persistent: bool = False) -> None:
-        """End workers that wait for the next epoch."""
-        if self._tap is not None:
-            self._tap.end_workers(persistent=persistent)
+        """End workers that wait for the next epoch; those that the person asked for only if `persistent`."""
+        if self._epoch_workers is not None and (self._draws is None or self._draws.ended):
+            self._epoch_workers.end(persistent=persistent)
 
     def _has_begun(self) -> bool:
-        return self._staff is not None and self._staff.are_there
+        return self._persistent is not None and self._persistent.are_there
 
     def _carried(self) -> tuple[LoaderRngState, ...]:
-        return () if self._staff is None else self._staff.carried()
+        return () if self._persistent is None else self._persistent.carried()
 
     @property
     def changed_in_workers(self) -> list[str]:
-        return [] if self._staff is None else self._staff.changed
+        return [] if self._persistent is None else self._persistent.changed
 
     def _restart(self, position: Position) -> None:
-        if self._staff is None:
+        if self._persistent is None:
             return
-        self._staff.dismiss()
+        self._persistent.dismiss()
         if not position.begun or position.workers != self.workers:
             return
-        if self._tap is not None:
-            self._tap.sampler.silent = True
-        self._staff.start(position.carried)
-        if self._tap is not None:
-            self._tap.sampler.silent = False
+        if self._sampler is not None:
+            self._sampler.silent = True
+        self._persistent.start(position.carried)
+        if self._sampler is not None:
+            self._sampler.silent = False
 
     def _why_never(self) -> str | None:
         if isinstance(self._source, DataLoader) and self.workers and not getattr(self._source, "in_order", True):

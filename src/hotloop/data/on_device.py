@@ -31,11 +31,10 @@ from torch.utils.data import (
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hotloop._torch import is_simulated_gpu, version_of
-from hotloop.data.epochs import Epochs, Skip, Tell
+from hotloop.data.epochs import Epochs, Position, Skip, Tell
 from hotloop.data.loader_rng import LoaderRng
 from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import BatchOrigin, is_in_order, twin
-from hotloop.data.position import Position
 from hotloop.data.samplers import has_known_sampler, index_sampler
 from hotloop.device.room import room
 from hotloop.placement import map_tensors, move, tensors_in, upload

@@ -1,8 +1,7 @@
-"""Where a batch comes from: twins of a DataLoader that tell which samples each batch holds."""
+"""Where a batch comes from, twins of loaders, and what is no loader."""
 
 import copy
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -10,10 +9,8 @@ from operator import index
 from types import MethodType
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate, default_convert
 
-from hotloop.data.kept import EpochWorkers, may_keep
 from hotloop.errors import BadArgument, EmptyLoader
 from hotloop.placement import tensors_in
 from hotloop.printing.text import an, plural
@@ -59,119 +56,12 @@ def is_in_order(loader: object) -> bool:
     )
 
 
-class Tap:
-    """A twin of a DataLoader that also tells what its sampler drew.
-
-    The twin shares everything with the loader it copies, sampler and generator included, so it gives exactly the
-    batches that the loader would have given.
-    """
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.dataset = loader.dataset
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self.sampler = Remembering(getattr(loader, name))
-        self.loader = twin(loader, **{name: self.sampler})
-        self._workers = EpochWorkers(self.loader, keep=may_keep(loader)) if loader.num_workers else None
-        self._epoch: _TappedEpoch | None = None  # the one that was begun last
-
-    def begin(self, first: int = 0, seed: int | None = None) -> Iterator[tuple[BatchOrigin, Any]]:
-        """The batches of an epoch, the iterator of which is made at once; `first` is the number of the first one.
-
-        With `seed`, workers get theirs from it, and the loader's generator is not drawn from for them.
-        """
-        last, sampler, own = self._epoch, self.sampler, self.loader.generator
-        batches: Iterator[Any]
-        if self._workers is None:
-            batches = iter(self.loader)
-        else:
-            # An epoch that was left early has batches under way, and one that is resumed begins with draws to skip.
-            again = last is not None and last.ended and sampler.skip is None
-            if seed is not None:
-                self.loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
-            try:
-                batches = self._workers.begin(again=again)
-            finally:
-                self.loader.__dict__["generator"] = own
-        self._epoch = epoch = _TappedEpoch(sampler.latest)  # another may begin before this one ends
-        return self._named(batches, epoch, first)
-
-    def _named(self, batches: Iterator[Any], epoch: "_TappedEpoch", first: int) -> Iterator[tuple[BatchOrigin, Any]]:
-        try:
-            for number, batch in enumerate(batches, first):
-                yield BatchOrigin(number, epoch.draws.drawn.popleft(), self.dataset), batch
-            epoch.ended = True
-        finally:
-            if self._workers is not None and self._epoch is epoch and not epoch.ended:
-                self._workers.end()
-
-    def end_workers(self, *, persistent: bool = False) -> None:
-        """End workers that wait for the next epoch; those that the person asked for only if `persistent`."""
-        if self._workers is not None and (self._epoch is None or self._epoch.ended):
-            self._workers.end(persistent=persistent)
-
-    def why_workers_stay(self) -> str | None:
-        """Why other workers would not do as these do; None where they would."""
-        if self._workers is not None and not self._workers.are_as_started():
-            return "the dataset was changed after its workers were started, which do not see that"
-        return None
-
-
-class _TappedEpoch:
-    """An epoch of a tap: what is drawn for it, and whether it was read to its end."""
-
-    def __init__(self, draws: "Draws") -> None:
-        self.draws = draws
-        self.ended = False
-
-
 def twin(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:
     """A shallow copy of a loader with some attributes changed and workers of its own."""
     clone = copy.copy(loader)
     # Past __setattr__, which guards the loader that a person holds; this one is ours.
     clone.__dict__.update(changed, _iterator=None)
     return clone
-
-
-class Remembering:
-    """A sampler that keeps what it drew until the batch arrives."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-        self.latest = Draws(self, iter(()))  # of the epoch that was begun last
-        self.skip: Callable[[Iterator[Any]], None] | None = None  # drops the first draws of the next epoch
-        self.silent = False  # whether an epoch has no draws
-
-    def __iter__(self) -> Iterator[Any]:
-        # At once: some samplers draw now, others when they are asked.
-        self.latest = Draws(self, iter(()) if self.silent else iter(self.sampler))
-        return self.latest
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.sampler, name)
-
-
-class Draws:
-    """What a sampler draws in one epoch; `drawn` are those whose batches have not arrived."""
-
-    def __init__(self, owner: Remembering, draws: Iterator[Any]) -> None:
-        self.draws = draws
-        self.drawn: deque[Any] = deque()
-        self._owner = owner
-
-    def __iter__(self) -> "Draws":
-        return self
-
-    def __next__(self) -> Any:
-        owner = self._owner
-        if owner.skip is not None:  # by the time of the first draw: a DataLoader with workers begins twice
-            skip, owner.skip = owner.skip, None
-            skip(self.draws)
-        drawn = next(self.draws)
-        self.drawn.append(drawn)
-        return drawn
 
 
 def length_of(loader: Iterable[Any]) -> int | None:

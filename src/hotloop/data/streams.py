@@ -8,12 +8,11 @@ from typing import Any, Generic, TypeVar, get_args
 import torch
 from torch.utils.data import DataLoader
 
-from hotloop.data.epochs import Tell
+from hotloop.data.epochs import Position, Resumption, Tell
 from hotloop.data.held import HeldBatches
 from hotloop.data.loader_batches import LoaderBatches
 from hotloop.data.on_device import Resident, why_not_resident
-from hotloop.data.origin import BatchOrigin, Tap, check_loader, is_in_order, nothing_came, twin
-from hotloop.data.position import Position, Resumption
+from hotloop.data.origin import BatchOrigin, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.sharing import may_be_empty
 from hotloop.device import as_device
 from hotloop.errors import BadArgument
@@ -53,7 +52,6 @@ class Stream(Generic[T]):
         self._transform = device_transform
         self._settings = _settings(loader)
         self.resident: Resident | None = None
-        self._tap: Tap | None = None
         self._held: HeldBatches | None = None
         if isinstance(loader, list | tuple) and self.device.type == "cuda" and self.kind == "direct":
             self._held = HeldBatches(self.device, len(loader))
@@ -63,10 +61,8 @@ class Stream(Generic[T]):
             self._epochs = self.resident = Resident(loader, self.device)
         else:
             self.source = _source(loader, pinned, workers)
-            if origins and is_in_order(self.source):
-                assert isinstance(self.source, DataLoader)
-                self._tap = Tap(self.source)
-            self._epochs = LoaderBatches(self.source, self._tap, reads_ahead=self.kind == "prefetched")
+            records = origins and is_in_order(self.source)
+            self._epochs = LoaderBatches(self.source, records=records, reads_ahead=self.kind == "prefetched")
 
     def __iter__(self) -> Iterator[T]:
         batches: Iterator[tuple[BatchOrigin, Any]] = iter(self._epochs)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import DispatchMode, leaves_of, next_node_number, node_number, storage_id, without_dispatch
-from hotloop.apps.leaks.leak_words import STREAK, Birth, Group, Leak, Leftover, matters, tell
 from hotloop.apps.leaks.holders import Holder, holder_of
+from hotloop.apps.leaks.leak_words import STREAK, Birth, Group, Leak, Leftover, matters, tell
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.placement.moving import known_shape
 from hotloop.placement.placing import resolve

@@ -1,17 +1,25 @@
-"""`EpochWorkers`: workers that stay from epoch to epoch, and begin each one exactly as workers that are new.
+"""The workers of a loader between its epochs: kept where they are as new ones, and asked for their rng states.
 
 With `persistent_workers=False` a DataLoader starts its workers in every epoch. Each of them gets a seed from the base
-seed that the loader draws, and a copy of the dataset as it is then. Workers that stay get the same: the loop draws the
-base seed all the same and sends it to each worker, which seeds its generators, calls the `worker_init_fn` again, and
-answers whether its copy of the dataset is as it was started with. Where items have changed that, or the dataset was
-changed in the process that trains, workers are started anew.
+seed that the loader draws, and a copy of the dataset as it is then. `EpochWorkers` stay and get the same: the loop
+draws the base seed all the same and sends it to each worker, which seeds its generators, calls the `worker_init_fn`
+again, and answers whether its copy of the dataset is as it was started with. Where items have changed that, or the
+dataset was changed in the process that trains, workers are started anew. Not seen: what a library keeps in its own
+modules, and what lies outside of Python.
 
-Not seen: what a library keeps in its own modules, and what lies outside of Python.
+With `persistent_workers=True` they continue with rng states that only they know: global ones, and those of generators
+that their copy of the dataset holds. Where their items may be random, `PersistentWorkers` are asked for them between
+two epochs, and a resumed run starts its workers with them. What else the items change in the dataset cannot be given
+to other workers; they tell its names.
 """
 
+import gc
 import multiprocessing
+import pickle
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,11 +28,27 @@ import torch
 from torch.utils.data import DataLoader, MapDataPipe, get_worker_info
 
 from hotloop._torch import ask_workers, dismiss_workers, end_as_garbage, keeps_workers
-from hotloop.data.forking import forking
 from hotloop.data.loader_rng import LoaderRngState
 from hotloop.data.samplers import draw_base_seed, generators_of, has_known_sampler
 from hotloop.values.effects import ReachableState, look
-from hotloop.values.rng import Rng
+from hotloop.values.rng import Rng, generators_in
+
+
+@contextmanager
+def forking() -> Iterator[None]:
+    """Around the start of a loader's workers: garbage that they are born with is left to their parent.
+
+    A forked process cannot speak to CUDA. Where its garbage collector comes upon a cycle of the parent's, and a tensor
+    on the GPU is in it, the attempt to free that tensor aborts the worker.
+    """
+    if not torch.cuda.is_initialized() or gc.get_freeze_count():  # a person who freezes has their own idea of it
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def may_keep(loader: DataLoader[Any]) -> bool:
@@ -70,7 +94,7 @@ class EpochWorkers:
         self._keep = self._keep and self._seen.complete
         changed = self._own
         if self._keep:
-            changed = {"persistent_workers": True, "worker_init_fn": _Birth(self._makers, self._seen)}
+            changed = {"persistent_workers": True, "worker_init_fn": _KeptInit(self._makers, self._seen)}
         self._loader.__dict__.update(changed)
         with forking():
             batches = iter(self._loader)
@@ -111,10 +135,10 @@ def _are_same(before: ReachableState, now: ReachableState) -> bool:
 
 
 def _begun(base_seed: int) -> bool:
-    return _this_worker is not None and _this_worker.begin(base_seed)
+    return _kept_worker is not None and _kept_worker.begin(base_seed)
 
 
-class _Birth:
+class _KeptInit:
     """A worker_init_fn that calls the person's; in its worker, it remembers what that was started with."""
 
     def __init__(self, makers: dict[str, Any], seen: ReachableState) -> None:
@@ -123,11 +147,11 @@ class _Birth:
         self._init: Callable[[int], None] | None = makers["worker_init_fn"]
 
     def __call__(self, number: int) -> None:
-        global _this_worker  # noqa: PLW0603 - one per process
+        global _kept_worker  # noqa: PLW0603 - one per process
         info = get_worker_info()
         assert info is not None
         self._number, self._base_seed, self._seeded = number, info.seed - number, LoaderRngState.now()
-        _this_worker = self
+        _kept_worker = self
         if self._init is not None:
             self._init(number)
             self._seen = look(self._makers, fully=True)
@@ -159,7 +183,7 @@ class _Birth:
         return not any(self._seeded.differs(LoaderRngState.now()))
 
 
-_this_worker: _Birth | None = None
+_kept_worker: _KeptInit | None = None
 
 
 def _seed(base_seed: int, number: int) -> None:
@@ -168,3 +192,124 @@ def _seed(base_seed: int, number: int) -> None:
     torch.manual_seed(base_seed + number)
     words = [number, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
     np.random.seed(np.random.SeedSequence(words).generate_state(4))
+
+
+class _TellingCollate:
+    """A collate_fn that remembers, in its worker, what makes the items: a question may come between two epochs."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+        self._first: ReachableState | None = None  # after the first batch, for which files may be opened
+
+    def __call__(self, items: Any) -> Any:
+        global _asked_worker
+        batch = self._collate(items)
+        if _asked_worker is not self:
+            _asked_worker, self._first = self, self._look()
+        return batch
+
+    def own(self) -> list[Rng]:
+        """The generators that the dataset of this worker and what collates its items hold."""
+        found = generators_in([_info().dataset, self._collate])
+        return [Rng.of(each) for each in {id(each): each for each in found}.values()]
+
+    def told(self) -> bytes:
+        """The number of this worker, its rng states, and what differs from after its first batch."""
+        assert self._first is not None
+        states = replace(LoaderRngState.now(), own=tuple(rng.get_state() for rng in self.own()))
+        return pickle.dumps((_info().id, states, self._first.changes(self._look())))
+
+    def _look(self) -> ReachableState:
+        seen = look({"dataset": _info().dataset, "collate_fn": self._collate})
+        for path in seen.generators:
+            seen.values.pop(path, None)
+        return seen
+
+
+_asked_worker: _TellingCollate | None = None
+
+
+def _info() -> Any:
+    info = get_worker_info()
+    assert info is not None
+    return info
+
+
+def _told() -> bytes | None:
+    """In bytes, for tensors would travel through shared memory."""
+    return None if _asked_worker is None else _asked_worker.told()
+
+
+@dataclass(frozen=True)
+class _RestoringInit:
+    """A worker_init_fn that ends with the rng states that a worker had."""
+
+    init: Callable[[int], None] | None
+    states: tuple[LoaderRngState, ...]
+    collate: object  # that this worker has too
+
+    def __call__(self, number: int) -> None:
+        if self.init is not None:
+            self.init(number)
+        if number < len(self.states):
+            self.states[number].restore()
+            own = self.collate.own() if isinstance(self.collate, _TellingCollate) else []
+            for rng, state in zip(own, self.states[number].own, strict=False):
+                rng.set_state(state)
+
+
+class PersistentWorkers:
+    """Workers of a loader that persist, and what they tell of their rng states between two epochs."""
+
+    def __init__(self, loader: DataLoader[Any], *, tell: bool) -> None:
+        self._loader = loader
+        self._tell = tell
+        self._carried: tuple[LoaderRngState, ...] | None = ()  # None: they were not asked yet
+        self._changed: set[str] = set()
+        if tell:
+            loader.__dict__["collate_fn"] = _TellingCollate(loader.collate_fn)
+
+    @property
+    def are_there(self) -> bool:
+        return keeps_workers(self._loader)
+
+    def carried(self) -> tuple[LoaderRngState, ...]:
+        """The states of all workers between two epochs; empty where they are not known."""
+        if self._carried is None:
+            told = {}
+            for answer in filter(None, ask_workers(self._loader, _told)):
+                number, told[number], changed = pickle.loads(answer)  # noqa: S301 - of a worker of this process
+                self._changed.update(changed)
+            self._carried = tuple(told[number] for number in sorted(told))
+            if len(told) < self._loader.num_workers:  # one has made no batch yet
+                self._carried = ()
+        return self._carried
+
+    @property
+    def changed(self) -> list[str]:
+        """Names of what the items have changed in the dataset of a worker by the end of an epoch."""
+        self.carried()
+        return sorted(self._changed)
+
+    def listen(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; after the last of them the workers can be asked."""
+        self._carried = ()  # in an epoch that is left early, what they do last is not known
+        yield from batches
+        if self._tell:
+            self._carried = None
+
+    def dismiss(self) -> None:
+        """Let the next epoch begin with new workers."""
+        dismiss_workers(self._loader)
+        self._carried = ()
+
+    def start(self, carried: tuple[LoaderRngState, ...]) -> None:
+        """Start them with rng states that workers before them had; the loader must have nothing to load."""
+        init = self._loader.worker_init_fn
+        self._loader.__dict__["worker_init_fn"] = _RestoringInit(init, carried, self._loader.collate_fn)
+        try:
+            with forking():
+                end_as_garbage(iter(self._loader))
+        finally:
+            self._loader.__dict__["worker_init_fn"] = init
+        self._carried = carried
