@@ -289,7 +289,7 @@ BUGS = [
     ),
     Bug(
         "evaluation: batches count the same, whatever their size",
-        "evaluation.py",
+        "metrics/evaluation.py",
         "self._fresh.append(_Share(name, value, items, items))",
         "self._fresh.append(_Share(name, value, 1, 1))",
         ("tests/test_evaluation.py", "tests/training/test_losses.py"),
@@ -301,7 +301,9 @@ BUGS = [
         "with core.ranks.telling:",
         ("tests/training/test_modes.py",),
     ),
-    Bug("evaluation: dropout stays on", "evaluation.py", "    model.eval()\n", "", ("tests/test_evaluation.py",)),
+    Bug(
+        "evaluation: dropout stays on", "metrics/evaluation.py", "    model.eval()\n", "", ("tests/test_evaluation.py",)
+    ),
     Bug(
         "optimizer: sparse gradients go to the fused kernel",
         "levers/flags.py",
@@ -398,14 +400,14 @@ BUGS = [
     ),
     Bug(
         "ranks: an evaluation counts padding",
-        "evaluation.py",
+        "metrics/evaluation.py",
         "if is_filler(batches.loader, batches.origin):",
         "if False:",
         (f"{RANKED}[sharded]",),
     ),
     Bug(
         "ranks: an evaluation is that of one rank",
-        "evaluation.py",
+        "metrics/evaluation.py",
         "            self._add_up(ranks)\n",
         "            pass\n",
         (RANKED,),

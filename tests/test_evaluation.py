@@ -15,7 +15,7 @@ from torch import nn
 import hotloop
 from hotloop import evaluate
 from hotloop.errors import BadArgument, BatchError, DoesNotFit, EmptyLoader
-from hotloop.evaluation import Evaluation, _Tally
+from hotloop.metrics.evaluation import Evaluation, _Tally
 from hotloop.objective.objectives import predict
 from hotloop.objective.weighing import Weighing
 

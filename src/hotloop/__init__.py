@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hotloop.device.clock import measure as measure
     from hotloop.errors import DeviceMismatch as DeviceMismatch
     from hotloop.errors import HotloopError as HotloopError
-    from hotloop.evaluation import evaluate as evaluate
     from hotloop.memory.release import release as release
     from hotloop.memory.usage import usage as usage
+    from hotloop.metrics.evaluation import evaluate as evaluate
     from hotloop.monitor.watching import watch as watch
     from hotloop.placement import move as move
     from hotloop.placement import place as place
@@ -48,7 +48,7 @@ _HOMES = {
     "Plan": "plan",
     "Report": "records",
     "WarmupCosine": "training.warmup",
-    "evaluate": "evaluation",
+    "evaluate": "metrics.evaluation",
     "golden_rule": "placement.golden",
     "load_weights": "training.weight_loading",
     "measure": "device.clock",

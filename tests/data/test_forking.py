@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hotloop.data import stream
-from hotloop.data.workers import forking
+from hotloop.data.loader_workers import forking
 
 
 class Cycle:

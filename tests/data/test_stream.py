@@ -465,7 +465,7 @@ def test_an_origin_never_fails() -> None:
 @pytest.mark.parametrize("kind", ["direct", "prefetched", "resident"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_same_batches_on_cuda(kind: Any, workers: int) -> None:
-    gc.collect()  # else the workers of the plain loader may: see hotloop.data.workers
+    gc.collect()  # else the workers of the plain loader may: see hotloop.data.loader_workers
     data = TensorDataset(torch.randn(5000, 64), torch.arange(5000))
     plain = DataLoader(data, 64, shuffle=True, generator=seeded(), num_workers=workers)
     ours = stream(DataLoader(data, 64, shuffle=True, generator=seeded(), num_workers=workers), "cuda", kind)

@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader
 
 from hotloop.data.epochs import Epochs, Position, Skip, Tell
 from hotloop.data.loader_rng import LoaderRng, LoaderRngState, is_stateful
+from hotloop.data.loader_workers import EpochWorkers, PersistentWorkers, forking, may_keep
 from hotloop.data.on_device import asked_in_advance, is_constant
 from hotloop.data.origin import BatchOrigin, twin
 from hotloop.data.samplers import draw_base_seed, has_known_sampler
 from hotloop.data.worker_count import bytes_in, why_workers_stay
-from hotloop.data.workers import EpochWorkers, PersistentWorkers, forking, may_keep
 from hotloop.values.attributes import parts_of
 
 Batch = tuple[BatchOrigin, Any]

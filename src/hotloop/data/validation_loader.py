@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader
 from hotloop._torch import keeps_workers
 from hotloop.data.epochs import Position
 from hotloop.data.loader_rng import LoaderRng, LoaderRngState
+from hotloop.data.loader_workers import may_keep
 from hotloop.data.on_device import is_constant
 from hotloop.data.streams import Stream
-from hotloop.data.workers import may_keep
 
 
 class Validation:

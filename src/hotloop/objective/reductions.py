@@ -107,8 +107,14 @@ class Denominators(TorchFunctionMode):
         return self.counts[place].value if place < len(self.counts) else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        note = _NOTED.get(getattr(func, "__name__", ""))
-        return func(*args, **(kwargs or {})) if note is None else note(self, func, args, kwargs or {})
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if (note := _NOTED.get(name)) is not None:
+            return note(self, func, args, kwargs)
+        self._by_values |= name in _SELECTIONS or (name == "__getitem__" and _has_mask(args[1]))
+        result = func(*args, **kwargs)
+        if name in _READS and isinstance(result, int | float):
+            self._read.append(float(result))
+        return result
 
     def _note(self, count: Number, *, by_values: bool = True, size: int = 0, of: Any = None) -> None:
         self.counts.append(Denominator(count, by_values, size))
@@ -165,33 +171,22 @@ class Denominators(TorchFunctionMode):
         if id(value) not in self._bare and not _is_count(value):
             return func(*args, **kwargs)
         name = func.__name__
-        is_in_place = name.endswith("_") and not name.endswith("__")
-        _, bare = self._bare.get(id(value)) or (value, value.clone() if is_in_place else value)
+        _, bare = self._bare.get(id(value)) or (value, value.clone() if name in _IN_PLACE else value)
         result = func(*args, **kwargs)
         numbers = [abs(n) for n in (*args[1:], *kwargs.values()) if isinstance(n, int | float)]
         if type(result) is Tensor and ("add" not in name or (numbers and numbers[0] <= NEGLIGIBLE)):
             self._bare[id(result)] = (result, None if max(numbers, default=1) > 1 else bare)
         return result
 
-    def _read_number(self, func: Any, args: Any, kwargs: Any) -> Any:
-        result = func(*args, **kwargs)
-        if isinstance(result, int | float):
-            self._read.append(float(result))
-        return result
-
-    def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
-        index = args[1] if isinstance(args[1], tuple) else args[1:]
-        self._by_values |= any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in index)
-        return func(*args, **kwargs)
-
-    def _shape_by_values(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self._by_values = True
-        return func(*args, **kwargs)
-
 
 @cache
 def _signature(func: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(func)
+
+
+def _has_mask(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
 
 
 def _is_count(value: object) -> bool:
@@ -231,20 +226,17 @@ _SIZES: dict[str, Callable[[Mapping[str, Any]], Number]] = {  # what PyTorch's l
     **dict.fromkeys(("cross_entropy", "nll_loss"), _places),
     "ctc_loss": lambda given: len(given["target_lengths"]),
 }
+_DIVISIONS = ("div", "divide", "true_divide", "__truediv__", "__rtruediv__", "__rdiv__", "__itruediv__", "div_")
+_GUARDS = ("clamp", "clamp_min", "clip", "maximum", "max", "add", "__add__", "__radd__", "detach")
+_IN_PLACE = ("clamp_", "clamp_min_", "clip_")
 _NOTED: dict[str, Callable[[Denominators, Any, Any, Any], Any]] = {
-    name: method
-    for method, names in {
-        Denominators._loss: " ".join(_SIZES),
-        Denominators._mean: "mean",
-        Denominators._divide: "div divide true_divide __truediv__ __rtruediv__ __rdiv__ __itruediv__ div_",
-        Denominators._guard: "clamp clamp_min clamp_ clamp_min_ clip clip_ maximum max add __add__ __radd__ detach",
-        Denominators._read_number: "item __int__ __float__ __index__",
-        Denominators._index: "__getitem__",
-        Denominators._shape_by_values: "nonzero masked_select unique unique_consecutive argwhere"
-        " repeat_interleave tolist",
-    }.items()
-    for name in names.split()
+    "mean": Denominators._mean,
+    **dict.fromkeys(_SIZES, Denominators._loss),
+    **dict.fromkeys(_DIVISIONS, Denominators._divide),
+    **dict.fromkeys((*_GUARDS, *_IN_PLACE), Denominators._guard),
 }
+_READS = {"item", "__int__", "__float__", "__index__"}
+_SELECTIONS = {"nonzero", "masked_select", "unique", "unique_consecutive", "argwhere", "repeat_interleave", "tolist"}
 
 
 def eager() -> AbstractContextManager[Any]:

@@ -20,7 +20,7 @@ from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_readable_again, twin
 from hotloop.device.clock import synchronize
 from hotloop.errors import BadArgument, HotloopError, PlanWarning
-from hotloop.evaluation import Metrics
+from hotloop.metrics.evaluation import Metrics
 from hotloop.monitor.logs import Logged, targets_of, try_log
 from hotloop.objective.batch_errors import attempt
 from hotloop.objective.objectives import Predict

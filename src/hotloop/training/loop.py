@@ -17,9 +17,9 @@ from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_loader, check_readable_again, nothing_came
 from hotloop.device import Choice
 from hotloop.errors import BadArgument, HotloopError
-from hotloop.evaluation import Evaluation, Metrics, check_metrics
 from hotloop.levers import levers_of
 from hotloop.memory.oom import surely
+from hotloop.metrics.evaluation import Evaluation, Metrics, check_metrics
 from hotloop.objective.batch_errors import TORCH_ERRORS, explanation
 from hotloop.objective.objectives import Criterion, Objective, Predict, as_objective, averages
 from hotloop.objective.objectives import predict as predict_by_convention

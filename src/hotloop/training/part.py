@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hotloop.checkpoint.damage import unusable
 from hotloop.errors import BadArgument, HotloopError
-from hotloop.evaluation import Metrics
+from hotloop.metrics.evaluation import Metrics
 from hotloop.monitor.logs import Logged
 from hotloop.objective.objectives import Predict
 from hotloop.records import Epoch, Record, is_of, restored

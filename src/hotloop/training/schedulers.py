@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from hotloop._torch import inner_schedulers
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.evaluation import Metrics
+from hotloop.metrics.evaluation import Metrics
 from hotloop.printing.text import an, plural
 from hotloop.records import Epoch
 from hotloop.step.trained_objectives import TrainedObjective

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.errors import BadArgument
-from hotloop.evaluation import Metrics, check_metrics
+from hotloop.metrics.evaluation import Metrics, check_metrics
 from hotloop.objective.objectives import Criterion, compared, items_in
 from hotloop.placement.host_copy import HostCopy
 

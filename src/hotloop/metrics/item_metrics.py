@@ -1,8 +1,4 @@
-"""A few metrics ready for `fit(metrics=…)` and `evaluate`: `(output, target) → a value for each item`.
-
-Any function of that kind will do, and so does every metric of torchmetrics. These take the logits of models that return
-more than that: `.logits`, `["logits"]`, `(logits, loss)`.
-"""
+"""The metrics: what each gives for the items of a batch."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -116,6 +112,3 @@ def _check(output: Tensor, target: Tensor) -> None:
             f"an output of shape {tuple(output.shape)} is not the classes of a target of shape {tuple(target.shape)}",
             fix=fix,
         )
-
-
-__all__ = ["absolute_error", "accuracy", "squared_error", "top_k"]
