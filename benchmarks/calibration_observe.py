@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop._torch import leaves_of, schema_of
+from hotloop._torch import schema_of
 from hotloop.apps.simulate._torch import OperationMode
 from hotloop.apps.simulate.events import Operation, Shape
+from hotloop.values.tree import tensors_of
 
 
 def observe(call: Callable[[], Any]) -> list[Operation]:
@@ -45,7 +46,7 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+    return tensors_of(value)
 
 
 def _shapes(value: Any) -> tuple[Shape, ...]:

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -14,10 +15,14 @@ from torch import Tensor, nn
 
 from hotloop.checkpoint.tree import pack, unpack
 from hotloop.values.attributes import LOST, Restoring, ValueSnapshot, devices_of, moved, parts_of
+from hotloop.values.reach import look
+from hotloop.values.snapshot import PassSnapshot
+from hotloop.values.tree import changeable_in
 
 WORDS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5), st.just(1 << 70),
     st.complex_numbers(), st.binary(max_size=5).map(bytearray),
+    st.sampled_from([torch.float16, torch.device("cpu"), torch.Size([2])]),
 )  # fmt: skip
 KEYS = st.one_of(st.integers(), st.text(max_size=3), st.booleans(), st.tuples(st.integers(), st.text(max_size=2)))
 LEAVES = st.one_of(
@@ -35,6 +40,7 @@ VALUES = st.recursive(
         st.dictionaries(KEYS, inner, max_size=3),
         st.dictionaries(KEYS, inner, max_size=3).map(OrderedDict),
         st.sets(KEYS, max_size=3),
+        st.frozensets(KEYS, max_size=3),
     ),
     max_leaves=8,
 )
@@ -59,6 +65,40 @@ def test_a_plain_value_is_the_same_after_it_was_taken_apart_saved_and_read(value
     assert shown(unpack(tensors, data)) == shown(value)
     assert shown(moved(value, itertools.repeat(torch.device("cpu")))) == shown(value)
     assert set(devices_of(value)) <= {"cpu"}
+
+
+def change(part: Any) -> None:
+    """Change a container, a tensor or an array in place."""
+    if isinstance(part, dict):
+        part["a new key"] = 7
+    elif isinstance(part, set):
+        part.add("a new entry")
+    elif isinstance(part, Tensor | np.ndarray):
+        part += 1
+    else:
+        part.append(7)
+
+
+@given(VALUES, st.randoms())
+def test_what_is_compared_is_restored_and_saved(value: Any, choice: random.Random) -> None:
+    """Whichever part of an attribute a pass changes: it is seen, restored, and the same in a checkpoint."""
+    module = nn.Module()
+    module.held, was = value, shown(value)
+    tensors, data = pack(parts_of(value).whole())
+    mark, seen = ValueSnapshot(parts_of(value)), look({"value": module}, fully=True)
+    snapshot = PassSnapshot([module], torch.device("cpu"))
+    snapshot.take()
+    parts = [part for part in changeable_in(value) if not isinstance(part, Tensor | np.ndarray) or len(part)]
+    if parts:
+        change(choice.choice(parts))
+    else:
+        module.held = "another"
+    assert not mark.fits(parts_of(module.held))
+    assert seen.changes(look({"value": module}, fully=True)) == ["value.held"]
+    snapshot.restore()
+    assert module.held is value
+    assert mark.fits(parts_of(value)) or devices_of(value), "of tensors it is compared how often they were written"
+    assert shown(value) == shown(unpack(tensors, data)) == was
 
 
 @given(VALUES, VALUES)

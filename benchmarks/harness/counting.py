@@ -10,8 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.contestants.by_hand import to
 from harness.workloads import Workload
-from hotloop._torch import UNSAFE_VIEW, DispatchMode, leaves_of, schema_of
+from hotloop._torch import UNSAFE_VIEW, DispatchMode, schema_of
 from hotloop.profiling.flops import ATTENTION
+from hotloop.values.tree import tensors_of
 
 aten = torch.ops.aten
 TABLES = {aten.embedding, aten.index, aten.index_select, aten.gather}  # they read what they pick, not the whole table
@@ -79,7 +80,7 @@ class ByteCounterMode(DispatchMode):
 
 
 def _tensors(nested: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves_of(nested) if isinstance(leaf, Tensor)]
+    return tensors_of(nested)
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

@@ -21,7 +21,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim import optimizer as _optim
 from torch.torch_version import TorchVersion
-from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as _worker
@@ -83,16 +82,6 @@ def inner_tensors(tensor: Tensor) -> list[Tensor] | None:
 def sparse_parts(tensor: Tensor) -> list[Tensor]:
     """Indices and values of a sparse COO tensor; unlike `indices()`, also of one that is not coalesced."""
     return [tensor._indices(), tensor._values()]
-
-
-def leaves_of(tree: Any) -> list[Any]:
-    """What lies in nested containers, in order: those of Python, and those registered with PyTorch."""
-    return _pytree.tree_leaves(tree)
-
-
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same containers around what `function` makes of each leaf."""
-    return _pytree.tree_map(function, tree)
 
 
 def _one_by_one(method: str, tensors: Sequence[Tensor], others: Any) -> None:

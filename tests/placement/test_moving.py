@@ -13,7 +13,8 @@ from torch.nn.utils.rnn import pack_sequence
 
 from hotloop import move, to_numpy
 from hotloop.errors import BadArgument
-from hotloop.placement import map_tensors, pin, tensors_in, upload
+from hotloop.placement import pin, upload
+from hotloop.values.tree import map_tensors, tensors_in
 
 Pair = namedtuple("Pair", ["image", "label"])
 

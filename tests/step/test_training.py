@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop.levers.channels_last import to_memory_format
 from hotloop.objective.objectives import Objective
 from hotloop.plan import Plan
 from hotloop.step.eager import total
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
-from hotloop.values.snapshot import Snapshot
 
 PLAIN = Plan("cpu")
 Batch = tuple[Tensor, Tensor]
@@ -77,7 +77,7 @@ def step_of(
     step = TrainingStep(model, (TrainedObjective("loss", goal, (optimizer,)),), plan, **options)
     step.levers.apply()
     if plan.channels_last:
-        Snapshot.of([model], [optimizer]).in_format(torch.channels_last).restore()
+        to_memory_format([model], [optimizer], torch.channels_last)
     return step
 
 

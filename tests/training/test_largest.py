@@ -22,9 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import BadArgument
+from hotloop.memory.micro_batches import rows_of
 from hotloop.memory.usage import Usage
 from hotloop.training import largest
-from hotloop.training.largest import Largest, Try, climb, largest_batch, sized
+from hotloop.training.largest import Largest, Try, climb, largest_batch
 
 from ..same import same
 
@@ -191,7 +192,7 @@ def test_live_bytes_decide(monkeypatch: pytest.MonkeyPatch, memory_of: Any) -> N
         model = Odd()
         optimizer = torch.optim.Adam(model.parameters())
         with memory_of(capacity):
-            x, y = sized(tokens(), 12, items)
+            x, y = rows_of(tokens(), 12, [n % 12 for n in range(items)])
             for _ in range(2):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
@@ -310,7 +311,7 @@ def test_nested_batches_keep_their_form(wanted: int) -> None:
         "paths": ("p", "q", "r"),
         "scalar": torch.tensor(4.0),
     }
-    made = sized(batch, 3, wanted)
+    made = rows_of(batch, 3, [n % 3 for n in range(wanted)])
     assert made["pair"].names == [["a", "b", "c"][row] for row in rows]
     assert made["paths"] == tuple("pqr"[row] for row in rows)
     for tensor in (made["pair"].x, made["list"][0], made["encoding"]["ids"]):
@@ -324,8 +325,8 @@ def test_nested_batches_keep_their_form(wanted: int) -> None:
 
 
 def test_a_packed_sequence_is_refused() -> None:
-    with pytest.raises(BadArgument, match="packed sequence"):
-        sized(pack_sequence([torch.ones(3), torch.ones(2)]), 2, 4)
+    with pytest.raises(BadArgument, match="PackedSequence"):
+        rows_of(pack_sequence([torch.ones(3), torch.ones(2)]), 2, [0, 1, 0, 1])
 
 
 def test_the_record_goes_to_json_and_back_and_reads_as_a_table() -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import hotloop
 from hotloop.errors import BadArgument
 from hotloop.training import Loop
-from hotloop.values.effects import look
+from hotloop.values.reach import look
 
 from .test_dry_run import Counting, Jitter, Lookahead, Remembering
 

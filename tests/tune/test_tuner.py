@@ -24,7 +24,7 @@ from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
 from hotloop.tune.knowledge import expected_start
 from hotloop.tune.tuner import Tuner
-from hotloop.values.effects import look
+from hotloop.values.reach import look
 
 from ..thorough import tries
 from .runs import LONG, endless, with_lever

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hotloop.data.on_device import Same, all_tensors, some_bytes, writes
 from hotloop.device.room import room
-from hotloop.placement import map_tensors, move, tensors_in
+from hotloop.placement import move
+from hotloop.values.tree import map_tensors, tensors_in
 
 LARGE_BATCH = 4 << 20  # bytes of a batch: to look whether a smaller one has changed takes as long as to copy it
 HELD_MEMORY_SHARE = 0.25  # of the memory that is free, for all of them

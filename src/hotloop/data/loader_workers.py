@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, MapDataPipe, get_worker_info
 from hotloop._torch import ask_workers, dismiss_workers, end_as_garbage, keeps_workers
 from hotloop.data.loader_rng import LoaderRngState
 from hotloop.data.samplers import draw_base_seed, generators_of, has_known_sampler
-from hotloop.values.effects import ReachableState, look
+from hotloop.values.reach import ReachableState, look
 from hotloop.values.rng import Rng, generators_in
 
 

@@ -9,7 +9,7 @@ while items are made.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
@@ -37,9 +37,10 @@ from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import BatchOrigin, is_in_order, twin
 from hotloop.data.samplers import has_known_sampler, index_sampler
 from hotloop.device.room import room
-from hotloop.placement import map_tensors, move, tensors_in, upload
+from hotloop.placement import move, upload
 from hotloop.placement.moving import is_large, upload_beside
-from hotloop.values.effects import memory_of
+from hotloop.values.reach import memory_of
+from hotloop.values.tree import leaves, map_tensors, tensors_in
 
 RESIDENT_MEMORY_SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
 WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole
@@ -238,32 +239,35 @@ def is_constant(dataset: Any) -> bool:
     return _tensors_of(dataset) is not None or getattr(dataset, "resident", False) is True
 
 
+def _below(dataset: Any) -> list[Any]:
+    """A dataset and those that it takes its items from, each before those below it."""
+    if type(dataset) is Subset:
+        return [dataset, *_below(dataset.dataset)]
+    if type(dataset) is ConcatDataset:
+        return [dataset, *(each for part in dataset.datasets for each in _below(part))]
+    return [dataset]
+
+
+def _sources_of(dataset: Any) -> list[Any]:
+    """The datasets that items come from, below all subsets and joins."""
+    return [each for each in _below(dataset) if type(each) not in (Subset, ConcatDataset)]
+
+
 def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
     """The tensors below a TensorDataset, a subset of one, or several that are joined; None for any other dataset."""
-    if type(dataset) is Subset:
-        return _tensors_of(dataset.dataset)
-    if type(dataset) is ConcatDataset:
-        parts = [_tensors_of(part) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else tuple(t for part in parts for t in part or ())
-    return dataset.tensors if type(dataset) is TensorDataset else None
+    sources = _sources_of(dataset)
+    is_of_tensors = all(type(each) is TensorDataset for each in sources)
+    return tuple(tensor for each in sources for tensor in each.tensors) if is_of_tensors else None
 
 
 def _forms(dataset: Any) -> set[object]:
     """What items of tensors look like: one form, or several where datasets are joined."""
-    if type(dataset) is Subset:
-        return _forms(dataset.dataset)
-    if type(dataset) is ConcatDataset:
-        return {form for part in dataset.datasets for form in _forms(part)}
-    return {tuple((t.shape[1:], t.dtype, t.device) for t in _tensors_of(dataset) or ())}
+    return {tuple((t.shape[1:], t.dtype, t.device) for t in _tensors_of(s) or ()) for s in _sources_of(dataset)}
 
 
 def all_tensors(batch: Any) -> bool:
     """Whether a batch is made of tensors alone, in dicts, lists and tuples."""
-    if isinstance(batch, Mapping):
-        return all(map(all_tensors, batch.values()))
-    if isinstance(batch, list | tuple):
-        return all(map(all_tensors, batch))
-    return isinstance(batch, Tensor)
+    return all(isinstance(leaf, Tensor) for leaf in leaves(batch))
 
 
 def _all_items(dataset: Any) -> Any:
@@ -299,14 +303,16 @@ def _state(dataset: Any) -> list[Any]:
 
     Asked before each batch; `_looked` compares indices one by one before each epoch.
     """
-    if type(dataset) is Subset:
-        indices: Any = dataset.indices
-        version = writes(indices) if isinstance(indices, Tensor) else None
-        return [Same(indices), len(indices), version, *_state(dataset.dataset)]
-    if type(dataset) is ConcatDataset:
-        return [each for part in dataset.datasets for each in (Same(part), *_state(part))]
-    tensors = _tensors_of(dataset) or ()
-    return [part for t in tensors for part in (Same(t), writes(t))]
+    state: list[Any] = []
+    for each in _below(dataset):
+        if type(each) is ConcatDataset:
+            state += map(Same, each.datasets)
+        elif type(each) is Subset:
+            indices: Any = each.indices
+            state += [Same(indices), len(indices), writes(indices) if isinstance(indices, Tensor) else None]
+        elif type(each) is TensorDataset:
+            state += [part for tensor in each.tensors for part in (Same(tensor), writes(tensor))]
+    return state
 
 
 def writes(tensor: Tensor) -> object:
@@ -372,15 +378,16 @@ def _forget_if_changed(dataset: Any, device: torch.device) -> None:
 
 def _looked(dataset: Any) -> dict[str, object]:
     """All or some of the bytes of what a dataset holds on the host, tensors and arrays, and the indices of a part."""
-    if type(dataset) is Subset:
-        below = {f"dataset.{name}": some for name, some in _looked(dataset.dataset).items()}
-        return {"indices": _copied(dataset.indices)} | below
-    if type(dataset) is ConcatDataset:
-        parts = enumerate(map(_looked, dataset.datasets))
-        return {f"datasets.{i}.{name}": some for i, part in parts for name, some in part.items()}
-    tensors = _tensors_of(dataset)
-    held = getattr(dataset, "__dict__", {}) if tensors is None else {str(i): each for i, each in enumerate(tensors)}
-    return {name: some for name, each in held.items() if (some := some_bytes(each)) is not None}
+    looked: dict[str, object] = {}
+    for number, each in enumerate(_below(dataset)):
+        if type(each) is Subset:
+            looked[f"{number}.indices"] = _copied(each.indices)
+        elif type(each) is not ConcatDataset:
+            held = dict(enumerate(each.tensors)) if type(each) is TensorDataset else getattr(each, "__dict__", {})
+            looked |= {
+                f"{number}.{name}": some for name, value in held.items() if (some := some_bytes(value)) is not None
+            }
+    return looked
 
 
 def _copied(indices: Any) -> object:

@@ -12,8 +12,8 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate, default_convert
 
 from hotloop.errors import BadArgument, EmptyLoader
-from hotloop.placement import tensors_in
 from hotloop.printing.text import an, plural
+from hotloop.values.tree import tensors_in
 
 MOST_SAMPLES_LOOKED_AT = 4096
 

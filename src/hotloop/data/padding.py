@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotloop.errors import BadArgument
-from hotloop.placement.moving import parts_in, with_parts
 from hotloop.printing.text import shorten
+from hotloop.values.tree import map_tensors, parts_of, path_to
 
 Number = int | float | bool
 # What fills each tensor that Hugging Face and PyTorch have a name for; a model that masks reads none of it.
@@ -88,11 +88,7 @@ class Padding:
         names = {leaf.key for leaf in leaves}
         several = {leaf.path: self._padded(leaf, first, names) for leaf in long}
         padded = iter([several.get(leaf.path, leaf.tensor) for leaf in leaves])
-
-        def rebuilt(part: Any) -> Any:
-            return next(padded) if isinstance(part, Tensor) else with_parts(part, rebuilt)
-
-        return rebuilt(batch)
+        return map_tensors(batch, lambda _: next(padded))
 
     def _padded(self, leaf: "_Named", first: "_Named", names: set[str | int]) -> Tensor:
         tensor = leaf.tensor
@@ -154,8 +150,8 @@ class _Named:
 def _leaves(value: Any, path: str = "batch", key: str | int = 0) -> Iterator[_Named]:
     if isinstance(value, Tensor):
         yield _Named(path, key, value)
-    for written, name, part in parts_in(value):
-        yield from _leaves(part, written.format(path, name), name)
+    for name, part in parts_of(value):
+        yield from _leaves(part, path_to(path, value, name), name)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -16,9 +16,10 @@ from hotloop.data.origin import BatchOrigin, check_loader, is_in_order, nothing_
 from hotloop.data.sharing import may_be_empty
 from hotloop.device import as_device
 from hotloop.errors import BadArgument
-from hotloop.placement import move, pin, tensors_in
+from hotloop.placement import move, pin
 from hotloop.placement.placing import resolve
 from hotloop.plan import Stream as Kind
+from hotloop.values.tree import tensors_in
 
 T = TypeVar("T")
 DEPTH = 2  # batches that are copied ahead

@@ -13,8 +13,8 @@ from hotloop._torch import sparse_parts
 from hotloop.data.samplers import has_known_sampler
 from hotloop.device.machine import usable_cores
 from hotloop.monitor.main_memory import machine_memory
-from hotloop.placement import tensors_in
 from hotloop.printing.text import an, duration, plural, size
+from hotloop.values.tree import tensors_in
 
 HEADROOM = 1.25  # batches that workers could make for each one that is needed: their times vary
 TOLERATED_WAIT = 0.05  # share of the time that the loop may wait for data

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from hotloop.levers import acting_levers
 from hotloop.levers.base import LayerForward, Lever, Undo
+from hotloop.levers.channels_last import to_memory_format
 from hotloop.levers.flags import PlannedFlags, settle_state
 from hotloop.plan import Plan
-from hotloop.values.snapshot import Snapshot
 
 _NOTHING = nullcontext()
 
@@ -64,7 +64,7 @@ class AppliedPlan:
             if forward.plan is self:  # another plan was applied on top, and has put it back
                 forward.take_out(layer)
         if self.plan.channels_last:
-            Snapshot.of([self._model], self._optimizers).in_format(torch.contiguous_format).restore()
+            to_memory_format([self._model], self._optimizers, torch.contiguous_format)
         self.is_displaced = True
 
     def is_alone(self) -> bool:

@@ -1,17 +1,20 @@
 """Images and the weights of convolutions have the memory format `channels_last`."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from hotloop import kernels
 from hotloop._torch import storage_id
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, RunFacts
-from hotloop.placement import map_tensors
 from hotloop.plan import Plan
+from hotloop.values.snapshot import owned_tensors
+from hotloop.values.tree import map_tensors
 
 FEWEST = 8  # channels of a convolution that tensor cores take in this format
 BY_CUDNN = 1.5  # seconds in which cuDNN compiles its kernels for one depthwise convolution, as seen on an H200
@@ -89,6 +92,23 @@ class ChannelsLastLever(Lever):
 
     def inputs(self, batch: Any, plan: Plan) -> Any:
         return map_tensors(batch, _converted)
+
+
+def to_memory_format(
+    modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], memory_format: torch.memory_format
+) -> None:
+    """Give four-dimensional weights, buffers, gradients and optimizer state a memory format."""
+
+    def converted(tensor: Tensor) -> Tensor:
+        return tensor.contiguous(memory_format=memory_format) if tensor.dim() == 4 else tensor
+
+    for tensor in owned_tensors(modules, optimizers):
+        tensor.data = converted(tensor.data)
+        if tensor.is_leaf and tensor.grad is not None:
+            tensor.grad = converted(tensor.grad)
+    for optimizer in optimizers:
+        for parameter, state in list(optimizer.state.items()):
+            optimizer.state[parameter] = map_tensors(state, converted)
 
 
 def _shared(model: nn.Module) -> str | None:

@@ -1,6 +1,7 @@
 """The forward and backward pass are compiled by `torch.compile`: of the whole objective, or of repeated blocks."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from hotloop.levers.base import Lever, LeverTarget, Undo, replace_forward
 from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.placement.moving import has_strides, known_shape
 from hotloop.plan import Plan
+from hotloop.values import tree
 
 Varying = frozenset[tuple[int, int]]  # the n-th tensor, and its dimension
 _CODES: WeakKeyDictionary[type[nn.Module], Any] = WeakKeyDictionary()  # the compiled `forward` of each class of blocks
@@ -137,37 +139,32 @@ def form_of(value: Any, varying: Varying = frozenset()) -> Hashable:
     >>> form_of([torch.zeros(2, 3)], frozenset({(0, 1)})) == form_of([torch.zeros(2, 5)], frozenset({(0, 1)}))
     True
     """
-    seen = 0
+    numbers = itertools.count()
 
-    def form(value: Any) -> Hashable:
-        nonlocal seen
-        if isinstance(value, Tensor):
-            seen += 1
-            if not has_strides(value):
-                return known_shape(value), value.dtype, str(value.layout), value.requires_grad
-            shape: Sequence[int] = value.shape
-            if any(number == seen - 1 for number, _ in varying):
-                shape = [-1 if (seen - 1, dim) in varying else size for dim, size in enumerate(shape)]
-                return tuple(shape), value.dtype, value.is_contiguous(), value.requires_grad
-            return shape, value.dtype, value.stride(), value.requires_grad
-        if isinstance(value, list | tuple):
-            return tuple([form(each) for each in value])
-        if isinstance(value, Mapping):
-            return tuple([(key, form(each)) for key, each in value.items()])
-        return value if value is None or isinstance(value, bool | int | float | str) else type(value).__qualname__
+    def form(leaf: Any) -> Hashable:
+        if not isinstance(leaf, Tensor):
+            is_word = leaf is None or isinstance(leaf, bool | int | float | str)
+            return leaf if is_word else type(leaf).__qualname__
+        number = next(numbers)
+        if not has_strides(leaf):
+            return known_shape(leaf), leaf.dtype, str(leaf.layout), leaf.requires_grad
+        if any(number == known for known, _ in varying):
+            shape = [-1 if (number, dim) in varying else size for dim, size in enumerate(leaf.shape)]
+            return tuple(shape), leaf.dtype, leaf.is_contiguous(), leaf.requires_grad
+        return leaf.shape, leaf.dtype, leaf.stride(), leaf.requires_grad
 
-    return form(value)
+    return tree.form_of(value, form)
 
 
 def sizes_of(value: Any) -> Any:
     """What `form_of` a batch can be told from, without its numbers."""
-    if isinstance(value, Tensor) and has_strides(value):
-        return torch.empty_like(value, device="meta").requires_grad_(value.requires_grad)
-    if isinstance(value, list | tuple):
-        return tuple(map(sizes_of, value))
-    if isinstance(value, Mapping):
-        return {key: sizes_of(each) for key, each in value.items()}
-    return form_of(value)
+
+    def size(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and has_strides(leaf):
+            return torch.empty_like(leaf, device="meta").requires_grad_(leaf.requires_grad)
+        return form_of(leaf)
+
+    return tree.map_leaves(value, size)
 
 
 def varying_between(first: Any, second: Any) -> Varying | None:
@@ -176,7 +173,7 @@ def varying_between(first: Any, second: Any) -> Varying | None:
     >>> sorted(varying_between([torch.zeros(2, 3), 1], [torch.zeros(2, 5), 1]) or ())
     [(0, 1)]
     """
-    pairs = list(zip(tensors_of(first), tensors_of(second), strict=False))
+    pairs = list(zip(tree.tensors_of(first), tree.tensors_of(second), strict=False))
     found = frozenset(
         (number, dim)
         for number, (a, b) in enumerate(pairs)
@@ -189,19 +186,10 @@ def varying_between(first: Any, second: Any) -> Varying | None:
 
 def mark_varying(value: Any, varying: Varying) -> None:
     """Let a compilation for these tensors hold for all sizes of what varies."""
-    for number, tensor in enumerate(tensors_of(value)):
+    for number, tensor in enumerate(tree.tensors_of(value)):
         for dim in range(tensor.dim()):
             if (number, dim) in varying:
                 mark_dynamic(tensor, dim)
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors in the order in which `form_of` numbers them."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | Mapping):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_of(each)
 
 
 def _why_not_compiled(target: LeverTarget) -> str | None:

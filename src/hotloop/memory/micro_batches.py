@@ -1,9 +1,7 @@
 """A batch in micro-batches: what has a row for each item is cut, everything else goes with every micro-batch."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hotloop._torch import accumulated_hooks
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError
-from hotloop.placement import map_tensors, tensors_in
-from hotloop.placement.moving import parts_in, with_parts
 from hotloop.plan import Split
 from hotloop.printing.text import an
+from hotloop.values.tree import map_leaves, map_tensors, parts_of, tensors_in, with_parts
 
 HOW_TO_SAY = (
     "return (loss, weight) from an objective, weight being what the loss is the mean over; or say how a batch is cut:"
@@ -80,25 +77,64 @@ def items_along(batch: Any, split: Any) -> int:
 
 def _cut_along(value: Any, items: int, rows: slice, dim: int) -> Any:
     """A part of a batch whose items lie along another dimension; what has one value for each item is cut too."""
-    if isinstance(value, Tensor):
-        for each in (dim, 0):
-            if value.dim() > each and value.size(each) == items:
-                return value.narrow(each, rows.start, rows.stop - rows.start)
-        return value
-    if _is_list(value) and len(value) == items and not any(True for _ in tensors_in(value)):
-        return value[rows]
-    if isinstance(value, PackedSequence):
-        return value
-    return with_parts(value, partial(_cut_along, items=items, rows=rows, dim=dim))
+
+    def lists_items(part: Any) -> bool:
+        return _is_list(part) and len(part) == items and not any(True for _ in tensors_in(part))
+
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            along = next((each for each in (dim, 0) if leaf.dim() > each and leaf.size(each) == items), None)
+            return leaf if along is None else leaf.narrow(along, rows.start, rows.stop - rows.start)
+        return leaf[rows] if lists_items(leaf) else leaf
+
+    return map_leaves(value, cut, lists_items)
 
 
-def rows_of(batch: Any, items: int, rows: slice) -> Any:
-    """Some of the items of a batch; the batch itself where those are all."""
-    if rows.start == 0 and rows.stop == items:
+def rows_of(batch: Any, items: int, rows: slice | Sequence[int]) -> Any:
+    """Some of the items of a batch, or some of them several times; the batch itself where a slice has all.
+
+    >>> import torch
+    >>> rows_of({"x": torch.tensor([7, 8, 9]), "name": ["a", "b", "c"], "scale": 2.0}, 3, [0, 1, 2, 0])
+    {'x': tensor([7, 8, 9, 7]), 'name': ['a', 'b', 'c', 'a'], 'scale': 2.0}
+    """
+    if isinstance(rows, slice) and rows.start == 0 and rows.stop == items:
         return batch
-    if _lists_items(batch):
-        return with_parts(batch, partial(_cut, items=items, rows=rows, is_list=True))
-    return _cut(batch, items, rows)
+    in_lists = _lists_items(batch)
+
+    def lists_items(part: Any) -> bool:  # a name, a path or a number for each item
+        return _is_list(part) and len(part) == items and not any(holds_rows(item, items) for item in part)
+
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return _tensor_rows(leaf, rows) if leaf.dim() and leaf.size(0) == items else leaf
+        if isinstance(leaf, np.ndarray):
+            return leaf[rows] if leaf.ndim and len(leaf) == items else leaf
+        if lists_items(leaf):
+            return _list_rows(leaf, rows)
+        if callable(getattr(leaf, "to", None)) and not isinstance(leaf, type):  # it holds tensors in a way of its own
+            raise BadArgument(
+                f"a batch that holds {an(type(leaf).__name__)} cannot be cut into micro-batches or made larger",
+                fix="build it inside the model or the objective, or use a smaller batch; or say how it is cut:"
+                " split=function, a function (batch, start, stop) → part",
+            )
+        return leaf
+
+    def cut_field(field: Any) -> Any:
+        is_items = in_lists and _is_list(field) and len(field) == items
+        return _list_rows(field, rows) if is_items else map_leaves(field, cut, lists_items)
+
+    return with_parts(batch, cut_field) if in_lists else cut_field(batch)
+
+
+def _tensor_rows(tensor: Tensor, rows: slice | Sequence[int]) -> Tensor:
+    if isinstance(rows, slice) and tensor.layout == torch.strided:
+        return tensor[rows]
+    numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows
+    return tensor.index_select(0, torch.tensor(numbers, device=tensor.device))  # a sparse one has no views
+
+
+def _list_rows(value: Any, rows: slice | Sequence[int]) -> Any:
+    return value[rows] if isinstance(rows, slice) else type(value)(value[number] for number in rows)
 
 
 def check_cut(parameters: Sequence[nn.Parameter], split: Split, differs: str | None, *, asked: int | None) -> None:
@@ -168,11 +204,11 @@ def count_items(batch: Any) -> int:
     2
     """
     if _lists_items(batch):
-        return next(count for count in (_rows(part) for _, _, part in parts_in(batch)) if count is not None)
+        return next(count for count in (_rows(part) for _, part in parts_of(batch)) if count is not None)
     sizes = Counter(tensor.size(0) for _, tensor in tensors_in(batch) if tensor.dim())
     if sizes:
         return sizes.most_common(1)[0][0]  # of equals the first
-    words = batch if _is_words(batch) else next((part for _, _, part in parts_in(batch) if _is_words(part)), None)
+    words = batch if _is_words(batch) else next((part for _, part in parts_of(batch) if _is_words(part)), None)
     return 1 if words is None else len(words)
 
 
@@ -181,34 +217,9 @@ def holds_rows(value: Any, items: int) -> bool:
     return any(tensor.dim() and tensor.size(0) == items for _, tensor in tensors_in(value))
 
 
-def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
-    """A part of a batch, cut; `is_list`: where it is a list, each place in it is an item."""
-    if isinstance(value, Tensor):
-        return _cut_tensor(value, rows) if value.dim() and value.size(0) == items else value
-    if isinstance(value, np.ndarray):
-        return value[rows] if value.ndim and len(value) == items else value
-    if _is_list(value) and len(value) == items and (is_list or not any(holds_rows(item, items) for item in value)):
-        return value[rows]  # a name, a path or a number for each item
-    if isinstance(value, Mapping) or _is_list(value) or dataclasses.is_dataclass(value):
-        return with_parts(value, partial(_cut, items=items, rows=rows))
-    if callable(getattr(value, "to", None)) and not isinstance(value, type):  # it holds tensors, in a way of its own
-        raise BadArgument(
-            f"memory ran out, and a batch that holds {an(type(value).__name__)} cannot be cut into micro-batches",
-            fix="build it inside the model or the objective, or use a smaller batch; or say how it is cut:"
-            " split=function, a function (batch, start, stop) → part",
-        )
-    return value
-
-
-def _cut_tensor(tensor: Tensor, rows: slice) -> Tensor:
-    if tensor.layout == torch.strided:
-        return tensor[rows]
-    return tensor.index_select(0, torch.arange(rows.start, rows.stop, device=tensor.device))  # it has no views
-
-
 def _lists_items(batch: Any) -> bool:
     """Whether lists in a batch hold an item in each place, and not a field: pictures of several sizes, their boxes."""
-    fields = [part for _, _, part in parts_in(batch) if _rows(part) is not None]
+    fields = [part for _, part in parts_of(batch) if _rows(part) is not None]
     lists = [field for field in fields if _is_list(field) and any(True for _ in tensors_in(field))]
     if not lists or len({_rows(field) for field in fields}) > 1:
         return False

@@ -16,10 +16,10 @@ from hotloop.monitor.failures import Failed
 from hotloop.monitor.main_memory import machine_memory
 from hotloop.monitor.nvml_gate import Library
 from hotloop.monitor.processes import sees_whole_machine
-from hotloop.placement import tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.printing.text import size
 from hotloop.records import Record
+from hotloop.values.tree import tensors_in
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from hotloop.objective.objectives import (
 from hotloop.objective.objectives import predict as predict_by_convention
 from hotloop.objective.reductions import ClassCounts, Denominators, Number, class_count
 from hotloop.objective.weighing import SHAPES, Weighing
-from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Plan, Split
 from hotloop.printing.text import an, plural
@@ -39,6 +38,7 @@ from hotloop.ranks.group import Ranks
 from hotloop.step.retry import OutOfMemory, in_rows
 from hotloop.step.sharding import is_sharded
 from hotloop.values.snapshot import Snapshot
+from hotloop.values.tree import map_tensors, tensors_in
 
 
 class Metric(Protocol):

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from hotloop.errors import BadArgument, BatchError, DeviceMismatch, HotloopError
 from hotloop.memory.oom import is_out_of_memory
 from hotloop.objective.objectives import criterion_line, own_loss
-from hotloop.placement import tensors_in
 from hotloop.placement.sites import variables
 from hotloop.printing.text import plural
+from hotloop.values.tree import tensors_in
 
 T = TypeVar("T")
 _TORCH = str(Path(torch.__file__).parent) + os.sep  # torchmetrics and torchvision are others

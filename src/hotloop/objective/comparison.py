@@ -16,11 +16,11 @@ from hotloop.memory.micro_batches import bounds, part_of
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.objective.objectives import Losses, Objective, logits_of, losses_of, predict, uniform
 from hotloop.objective.reductions import A_SUM, ClassCounts, Denominators, eager
-from hotloop.placement import map_tensors
 from hotloop.plan import Split
 from hotloop.printing.text import error_in_a_line
 from hotloop.values.rng import draw, host_rngs, same_state
 from hotloop.values.snapshot import PassSnapshot
+from hotloop.values.tree import map_tensors
 
 EXACT = 5e-5  # relative difference that rounding in fp32 explains
 TF32 = 2e-3  # the same for matmuls of rounded inputs

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hotloop.errors import BadArgument, BatchError
 from hotloop.memory.micro_batches import count_items
-from hotloop.placement import tensors_in
 from hotloop.printing.text import an
+from hotloop.values.tree import tensors_in
 
 HALF_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Criterion = Callable[[Any, Any], Tensor]

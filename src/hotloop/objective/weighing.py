@@ -28,7 +28,7 @@ from hotloop.objective.objectives import Losses, Objective, items_in, shapes_in
 from hotloop.objective.reductions import Denominators, Number
 from hotloop.plan import Split
 from hotloop.printing.text import shorten
-from hotloop.values.effects import CallEffects
+from hotloop.values.reach import CallEffects
 
 LATER = (8, 64)  # cuts that are compared again, whatever their shape
 UNDECIDED = 3  # comparisons in a row that leave several ways

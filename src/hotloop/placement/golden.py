@@ -16,8 +16,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hotloop._torch import SHALLOW_COPY_CHECK
 from hotloop.errors import BadArgument, DeviceMismatch
-from hotloop.placement.moving import shape_of, tensors_in
+from hotloop.placement.moving import shape_of
 from hotloop.placement.sites import Site, as_buffer, frames, site_of, user_frames, user_site, variables
+from hotloop.values.tree import tensors_in
 
 _NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
 # What crosses devices on purpose; the last is a question that `Module.to` asks on the way.

@@ -1,9 +1,6 @@
 """`move` puts a batch of any nesting on a device; `to_numpy` brings a tensor back from any device."""
 
-import copy
-import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -16,11 +13,12 @@ from torch.nn.utils.rnn import PackedSequence
 from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument
 from hotloop.printing.text import an
+from hotloop.values.kinds import WORD_KINDS
+from hotloop.values.tree import map_leaves, map_tensors
 
 T = TypeVar("T")
 LARGE = 64 << 20  # bytes of a tensor that is worth pinned memory for its copy
 PIECE = 16 << 20  # bytes that are copied at a time
-STAYS = frozenset((str, bytes, int, float, bool, type(None)))  # has no tensors in it
 
 
 def move(batch: T, device: str | torch.device) -> T:
@@ -40,7 +38,7 @@ def move(batch: T, device: str | torch.device) -> T:
     try:
         if _is_there(batch, target):  # so are most batches of a CPU, and to rebuild them costs more than a kernel
             return batch
-        moved: T = _rebuild(batch, lambda leaf: _move_leaf(leaf, target))
+        moved: T = map_leaves(batch, partial(_move_leaf, device=target), _moves_itself)
     except RecursionError as error:
         raise _endless(batch) from error
     except (AssertionError, RuntimeError) as error:  # what torch raises where the device is not there
@@ -101,33 +99,16 @@ def _upload_leaf(tensor: Tensor, device: torch.device) -> Tensor:
     return result
 
 
-def map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A nested batch with every tensor changed.
-
-    >>> map_tensors({"x": torch.ones(2), "name": "a"}, lambda tensor: tensor.sum().item())
-    {'x': 2.0, 'name': 'a'}
-    """
-
-    def changed(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return change(leaf)
-        return with_parts(leaf, lambda part: _rebuild(part, changed)) if isinstance(leaf, Mapping) else leaf
-
-    return _rebuild(batch, changed)
-
-
 def pin(batch: T) -> T:
     """`batch` with every host tensor in pinned memory, from where a GPU can copy while both sides go on."""
 
     def pinned(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf.pin_memory() if leaf.device.type == "cpu" else leaf
-        if callable(getattr(leaf, "pin_memory", None)):
-            return leaf.pin_memory()
-        return with_parts(leaf, lambda part: _rebuild(part, pinned)) if isinstance(leaf, Mapping) else leaf
+        if not _has(leaf, "pin_memory") or (isinstance(leaf, Tensor) and leaf.device.type != "cpu"):
+            return leaf
+        return leaf.pin_memory()
 
     try:
-        result: T = _rebuild(batch, pinned)
+        result: T = map_leaves(batch, pinned, lambda part: _has(part, "pin_memory"))
     except RecursionError as error:
         raise _endless(batch) from error
     return result
@@ -138,35 +119,6 @@ def _endless(batch: object) -> BadArgument:
         f"the batch, {an(type(batch).__name__)}, holds itself or is nested too deep",
         fix="give a batch without reference cycles, such as from a child to its parent",
     )
-
-
-def parts_in(value: object) -> list[tuple[str, Any, Any]]:
-    """The parts of a mapping, list, tuple or dataclass: how the expression that reaches each is written, key, part."""
-    if isinstance(value, Mapping):
-        return [("{}[{!r}]", key, part) for key, part in value.items()]
-    if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
-        names = getattr(value, "_fields", ())  # of a namedtuple
-        return [("{}.{}", names[i], part) if names else ("{}[{}]", i, part) for i, part in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [("{}.{}", field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    return []
-
-
-def tensors_in(batch: object, path: str = "batch", seen: Set[int] = frozenset()) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a nested batch with the expression that reaches it; with `set()`, no container is entered twice.
-
-    >>> [name for name, _ in tensors_in({"x": torch.zeros(1), "pair": (torch.zeros(1), 2)})]
-    ["batch['x']", "batch['pair'][0]"]
-    """
-    if isinstance(batch, Tensor):
-        yield path, batch
-    elif isinstance(batch, PackedSequence):
-        yield f"{path}.data", batch.data
-    elif id(batch) not in seen:  # else a container that holds itself
-        seen |= {id(batch)}  # a set notes all of them, a frozenset those around this one
-        for written, key, part in parts_in(batch):
-            if type(part) not in STAYS:  # of which a vocabulary has many
-                yield from tensors_in(part, written.format(path, key), seen)
 
 
 def has_strides(tensor: Tensor) -> bool:
@@ -225,7 +177,7 @@ def _is_there(value: Any, device: torch.device) -> bool:
     elif kind is dict:
         parts = value.values()
     else:
-        return kind in STAYS
+        return kind in WORD_KINDS
     for part in parts:  # noqa: SIM110  # `all` would make a generator, in every step
         if not _is_there(part, device):
             return False
@@ -234,6 +186,8 @@ def _is_there(value: Any, device: torch.device) -> bool:
 
 def _move_leaf(leaf: Any, device: torch.device) -> Any:
     """A tensor, or any object that knows how to move itself, on `device`."""
+    if not _moves_itself(leaf):
+        return leaf
     data = leaf.data if isinstance(leaf, PackedSequence) else leaf
     if not isinstance(data, Tensor):
         return leaf.to(device)
@@ -242,38 +196,10 @@ def _move_leaf(leaf: Any, device: torch.device) -> Any:
     return leaf.to(device, non_blocking=pinned)
 
 
-def _rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """`value` with `leaf` applied to everything movable in it, the same object where nothing changed."""
-    if isinstance(value, type):
-        return value
+def _moves_itself(value: object) -> bool:
     # The `.to` of Hugging Face's encodings, which are of this kind, would change the one that was given.
-    if callable(getattr(value, "to", None)) and not isinstance(value, UserDict):
-        return leaf(value)
-    return with_parts(value, lambda part: _rebuild(part, leaf))
+    return _has(value, "to") and not isinstance(value, UserDict)
 
 
-def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A mapping, list, tuple or dataclass with each part changed; the same object where none is, or anything else."""
-    if isinstance(value, list | tuple):
-        items = [change(item) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    is_mapping = isinstance(value, Mapping)
-    if not is_mapping and (not dataclasses.is_dataclass(value) or isinstance(value, type)):
-        return value
-    names = value if is_mapping else [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
-    before = {name: value[name] if is_mapping else getattr(value, name) for name in names}
-    after = {name: change(part) for name, part in before.items()}
-    if all(after[name] is before[name] for name in before):
-        return value
-    if is_mapping and not isinstance(value, MutableMapping):
-        return type(value)(after)  # an immutable mapping is built from a dict
-    # A copy with parts replaced, not a call of the class: `__init__` may check or compute what must not run twice.
-    clone = copy.copy(value)
-    for name, part in after.items():
-        if is_mapping:
-            clone[name] = part
-        else:
-            object.__setattr__(clone, name, part)
-    return clone
+def _has(value: object, method: str) -> bool:
+    return callable(getattr(value, method, None)) and not isinstance(value, type)

@@ -12,8 +12,10 @@ from torch.optim import Optimizer
 from hotloop._torch import COUNTS, OF_MODULES
 from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument, LeftBehind, LeftBehindWarning
-from hotloop.placement.moving import STAYS, move, shape_of, tensors_in
+from hotloop.placement.moving import move, shape_of
 from hotloop.printing.text import an, shorten
+from hotloop.values.kinds import WORD_KINDS
+from hotloop.values.tree import tensors_in
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -91,7 +93,7 @@ def _left_behind(model: nn.Module, target: torch.device) -> Iterator[tuple[str, 
     seen: set[int] = set()  # a configuration is in every layer
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name in OF_MODULES or type(value) in STAYS or isinstance(value, nn.Module):
+            if name in OF_MODULES or type(value) in WORD_KINDS or isinstance(value, nn.Module):
                 continue
             for where, tensor in tensors_in(value, name, seen):
                 if tensor.device != target:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from hotloop._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD, leaves_of
+from hotloop._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
+from hotloop.values.tree import tensors_of
 
 PRECISION_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
 _UNCOUNTABLE = (TypeError, ValueError, AssertionError, AttributeError, IndexError, RuntimeError)
@@ -51,7 +52,7 @@ def precision_of(args: Any) -> str:
     >>> precision_of([torch.ones(2, dtype=torch.bfloat16)])
     'bf16'
     """
-    floating = (leaf for leaf in leaves_of(args) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    floating = (tensor for tensor in tensors_of(args) if tensor.is_floating_point())
     first = next(floating, None)
     if first is None:
         return "fp32"

@@ -10,14 +10,12 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from hotloop._torch import (
     DispatchMode,
     LoaderIterator,
     backward_pass,
-    leaves_of,
     next_node_number,
     node_number,
     running_node,
@@ -27,6 +25,7 @@ from hotloop.placement.sites import Site, is_hotloops, is_users, site_of, user_s
 from hotloop.profiling.flops import flops_of, precision_of
 from hotloop.profiling.residents import Residents
 from hotloop.scripts.training_steps import around, before_each
+from hotloop.values.tree import tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +154,6 @@ _WAITING: tuple[tuple[Any, str], ...] = (
 
 def _shapes(args: Any) -> str:
     """The shapes of the tensors in a call, as people write them; of a long list, the first few."""
-    tensors = [leaf for leaf in leaves_of(args) if isinstance(leaf, Tensor)]
+    tensors = tensors_of(args)
     said = ["×".join(map(str, tensor.shape)) or "scalar" for tensor in tensors[:3]]
     return ", ".join(said) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hotloop._torch import leaves_of, storage_id
+from hotloop._torch import storage_id
 from hotloop.memory.storages import Following, live_tensors, storages_of
-from hotloop.placement import tensors_in
 from hotloop.profiling.profile_record import CATEGORIES, MemorySample
+from hotloop.values.tree import tensors_in, tensors_of
 
 SAMPLES = 240  # that a profile keeps
 
@@ -56,12 +56,10 @@ class Residents:
         self._phase = phase
         made_for = "activations" if phase == "forward" and torch.is_grad_enabled() else "other"
         *given, result = tensors
-        for leaf in leaves_of(given):
-            if isinstance(leaf, Tensor):  # what nobody saw being made came from outside, such as a batch of a worker
-                self._see(leaf, "other")
-        for leaf in leaves_of(result):
-            if isinstance(leaf, Tensor):
-                self._see(leaf, made_for)
+        for tensor in tensors_of(given):  # what nobody saw being made came from outside, such as a batch of a worker
+            self._see(tensor, "other")
+        for tensor in tensors_of(result):
+            self._see(tensor, made_for)
 
     def close(self) -> None:
         """Tell apart what is alive now, and follow nothing any more."""

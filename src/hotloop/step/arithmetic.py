@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from hotloop._torch import DispatchMode, leaves_of
+from hotloop._torch import DispatchMode
+from hotloop.values.tree import tensors_of
 
 _RANDOM = ("rand", "normal", "bernoulli", "dropout", "uniform", "multinomial", "exponential", "philox")
 
@@ -50,5 +51,5 @@ def _of_recurrence(args: Sequence[Any]) -> float:
     if not isinstance(inputs, Tensor) or inputs.dim() not in (2, 3):
         return 0.0
     lists = [each for each in others if isinstance(each, list | tuple)]  # of weights; some kernels take them one by one
-    matrices = sum(t.numel() for t in leaves_of(lists or others) if isinstance(t, Tensor) and t.dim() == 2)
+    matrices = sum(t.numel() for t in tensors_of(lists or others) if t.dim() == 2)
     return 2.0 * matrices * inputs.shape[:-1].numel()

@@ -18,7 +18,6 @@ from hotloop.levers.applied import AppliedPlan
 from hotloop.levers.tf32 import fp32_matmul_precision
 from hotloop.memory.oom import Failure, began_with, is_out_of_memory
 from hotloop.objective.objectives import Objective
-from hotloop.placement import tensors_in
 from hotloop.placement.waits import waits
 from hotloop.step.captured_graph import (
     WARM_UP,
@@ -36,8 +35,9 @@ from hotloop.step.eager import EagerStep, Parts, See
 from hotloop.step.inspection import Comparison, Inspection, Looks, departure, inspected, operations_of, signature
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.trained_objectives import TrainedObjective
-from hotloop.values.effects import ReachableState, kept_by_capture, look
+from hotloop.values.reach import ReachableState, kept_by_capture, look
 from hotloop.values.snapshot import PassSnapshot
+from hotloop.values.tree import tensors_in
 
 COMPARE_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
 LASTING, BRIEF = 100, 3  # steps that captures are to last in a loop by hand, and how often they may not

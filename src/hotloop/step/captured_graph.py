@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hotloop._torch import end_capture_pool
-from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.sites import is_users, site_of
+from hotloop.values.tree import map_tensors, tensors_in
 
 WARM_UP = 3  # steps that run before a capture: libraries allocate and choose in them
 

@@ -6,15 +6,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import global_step_hooks, step_hooks
 from hotloop.device.room import free
 from hotloop.memory.oom import ATTEMPTS, clear, half_updated, is_out_of_memory
 from hotloop.memory.usage import main_memory_left
-from hotloop.placement import tensors_in
-from hotloop.values.snapshot import Snapshot, is_container
+from hotloop.values.kinds import CONTAINERS
+from hotloop.values.snapshot import Snapshot
+from hotloop.values.tree import changeable_in
 
 PART = 64 * 2**20  # bytes of weights that are updated together
 PLENTY = 16  # times the weights: more than any optimizer of PyTorch keeps and computes with
@@ -121,19 +122,11 @@ def _snapshot(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> Snapshot
     """A snapshot of weights, their gradients, which some optimizers change too, and the optimizer's state of them."""
     states = [optimizer.state[weight] for weight in weights if weight in optimizer.state]
     gradients = [weight.grad.detach() for weight in weights if weight.grad is not None]
-    kept = [tensor for _, tensor in tensors_in(states)]
-    containers = [each for state in states for each in _containers(state)]
+    inside = [part for state in states for part in changeable_in(state)]
+    kept = [part for part in inside if isinstance(part, Tensor)]
+    containers = [part for part in inside if CONTAINERS[type(part)]]
     before = Snapshot().gradients(weights).items([optimizer.state, *containers, *optimizer.param_groups])
     return before.values([*(weight.detach() for weight in weights), *kept, *gradients])
-
-
-def _containers(value: Any) -> Iterator[Any]:
-    """A container and the containers inside it: a step may add to each."""
-    if not is_container(value):
-        return
-    yield value
-    for inner in value.values() if isinstance(value, dict) else value:
-        yield from _containers(inner)
 
 
 def _parts(weights: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
 from hotloop._torch import DispatchMode, storage_id
-from hotloop.placement import tensors_in
 from hotloop.placement.moving import has_strides
 from hotloop.placement.sites import Site, user_site
 from hotloop.placement.waits import Waits, waits
@@ -18,8 +16,9 @@ from hotloop.printing.text import shorten
 from hotloop.step.constants import made_on_device
 from hotloop.step.dispatching import is_few, name_of, values_of
 from hotloop.step.draws import HostDraws
-from hotloop.values.effects import ReachableState, shown
+from hotloop.values.reach import ReachableState, shown
 from hotloop.values.rng import RngStates
+from hotloop.values.tree import form_of
 
 _RECURRENCE, _DROPOUT_STATE = "aten._cudnn_rnn.default", "aten._cudnn_init_dropout_state.default"
 MOST_LOOKS = 4  # at a step before it is captured; two where they agree
@@ -252,15 +251,17 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _trait(value: Any) -> Hashable:
-    """The part of an argument that a capture would freeze: the shape of a tensor, the value of a number."""
+    """The part of an argument that a capture would freeze: the shapes of tensors, the values of numbers."""
+    return form_of(value, _trait_of_leaf, lambda part: not isinstance(part, list | tuple))
+
+
+def _trait_of_leaf(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         known = str(value.flatten().tolist()) if is_few(value) else None  # as words, in which NaN equals itself
         return tuple(value.shape), value.dtype, value.device, known
-    if isinstance(value, list | tuple):
-        return tuple(map(_trait, value))
     if isinstance(value, float | complex):
         return str(value)
-    return value if isinstance(value, int | str | bool | torch.dtype | None) else str(type(value))
+    return value if isinstance(value, int | str | bool | torch.dtype | torch.Size | None) else str(type(value))
 
 
 def signature(batch: Any) -> Hashable | None:
@@ -274,24 +275,22 @@ def signature(batch: Any) -> Hashable | None:
     False
     """
     try:
-        traits = _form(batch)
+        traits = form_of(batch, _form_of_leaf, _is_opaque)
         hash(traits)
     except (TypeError, RuntimeError):  # a subclass of Tensor may refuse to tell
         return None
     return traits
 
 
-def _form(value: Any) -> Hashable:
+def _is_opaque(value: Any) -> bool:
+    return not isinstance(value, list | tuple | Mapping) or (isinstance(value, Mapping) and hasattr(value, "to"))
+
+
+def _form_of_leaf(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         if not has_strides(value):  # how much memory it takes depends on its values
             raise TypeError(str(value.layout))
         return tuple(value.shape), value.dtype, value.stride()
-    if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
-        return (type(value), *map(_form, value))
-    if isinstance(value, Mapping) and not hasattr(value, "to"):
-        return (type(value), *((key, _form(item)) for key, item in value.items()))
-    inner = tuple((name, _form(tensor)) for name, tensor in tensors_in(value))
-    if inner or hasattr(value, "__dict__"):
+    if hasattr(value, "__dict__"):
         raise TypeError(type(value).__name__)
-    hash(value)
     return value  # type: ignore[no-any-return]

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from hotloop.data.on_device import Resident
 from hotloop.memory.oom import Failure
-from hotloop.placement import map_tensors, tensors_in
 from hotloop.step.captured import CAN_CHANGE, CapturedStep, Departed
 from hotloop.step.captured_graph import CannotCapture, CapturedGraph, Rates
 from hotloop.step.constants import made_on_device
 from hotloop.step.inspection import Inspection, Looks, inspected
-from hotloop.values.effects import kept_by_capture, look
+from hotloop.values.reach import kept_by_capture, look
 from hotloop.values.rng import RngStates
 from hotloop.values.snapshot import Snapshot
+from hotloop.values.tree import map_tensors, tensors_in
 
 Transform = Callable[[Any], Any]
 AT_ONCE = 256 * 2**20  # bytes of batches that are gathered together

@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from hotloop.checkpoint.shards import Team
 from hotloop.errors import BadArgument
 from hotloop.levers.checkpointing import repeated_blocks
-from hotloop.placement import map_tensors
 from hotloop.plan import Plan
 from hotloop.printing.text import shorten
 from hotloop.ranks.group import Ranks, timeout
+from hotloop.values.tree import map_tensors
 
 # Settings of a plan that change weights, capture or scale, none of which was tried with shards.
 _OTHERS = ("channels_last", "micro_batch", "cudnn_benchmark")

@@ -62,7 +62,7 @@ from hotloop.values.attributes import (
     parts_of,
     stored_by,
 )
-from hotloop.values.effects import ReachableState, installed_once, is_ours, look
+from hotloop.values.reach import ReachableState, installed_once, is_ours, look
 from hotloop.values.rng import Generator, Rng
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute

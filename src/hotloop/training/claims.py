@@ -20,10 +20,10 @@ from hotloop._torch import metadata_of
 from hotloop.checkpoint.damage import unusable
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.levers.flags import FLAGS
-from hotloop.placement import tensors_in
 from hotloop.plan import Plan, Tuning
 from hotloop.printing.text import shorten
 from hotloop.records import Record
+from hotloop.values.tree import tensors_in
 
 Check = Callable[[Any], str | None]  # where a value is not what it should be, such as ".epochs[0]"; None: it is
 _MOST = 1 << 62  # of a count

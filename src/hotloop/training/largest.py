@@ -10,15 +10,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
-from hotloop._torch import DispatchMode, leaves_of
+from hotloop._torch import DispatchMode
 from hotloop.data.origin import check_loader, check_readable_again
 from hotloop.device.clock import Clock, synchronize
 from hotloop.device.room import room
 from hotloop.errors import BadArgument
-from hotloop.memory.micro_batches import holds_rows
+from hotloop.memory.micro_batches import rows_of
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.memory.storages import Following, live_tensors
 from hotloop.memory.usage import usage
@@ -29,6 +28,7 @@ from hotloop.records import Record
 from hotloop.step.training import TrainingStep
 from hotloop.tune.scratch import Scratch, scratch
 from hotloop.tune.subject import Subject
+from hotloop.values.tree import tensors_of
 
 ENOUGH = 0.98  # of the best throughput: a smaller batch that has it is as good
 SAFE = 0.8  # share of a machine's free memory that a search may fill: beyond its end, a CPU takes others down
@@ -168,7 +168,7 @@ class _Search:
         return found.fits
 
     def _try(self, items: int) -> Try:
-        batch = move(sized(self._batch, self._items, items), self._device)
+        batch = move(rows_of(self._batch, self._items, [n % self._items for n in range(items)]), self._device)
         if self._transform is not None:
             batch = self._transform(batch)
         with self._scratch.eager_step(self._scratch.subject.plan) as step:
@@ -185,42 +185,6 @@ class _Search:
             return near[0][1] * items / near[0][0]
         (a, low), (b, high) = sorted(near)
         return max(high, high + (high - low) / (b - a) * (items - b)) if items > b else float(high)
-
-
-def sized(batch: Any, items: int, wanted: int) -> Any:
-    """A batch with another number of items: its rows cut off, or repeated from the first.
-
-    >>> sized({"x": torch.tensor([7, 8, 9]), "name": ["a", "b", "c"], "scale": 2.0}, items=3, wanted=5)
-    {'x': tensor([7, 8, 9, 7, 8]), 'name': ['a', 'b', 'c', 'a', 'b'], 'scale': 2.0}
-    """
-    if isinstance(batch, Tensor):
-        rows = torch.arange(wanted, device=batch.device) % items
-        return batch[rows] if batch.dim() and batch.size(0) == items else batch
-    if isinstance(batch, PackedSequence):
-        raise BadArgument(
-            "a batch that holds a packed sequence cannot be made larger or smaller",
-            fix="pack the sequences inside the model or the objective",
-        )
-    if isinstance(batch, Mapping):
-        parts = {key: sized(value, items, wanted) for key, value in batch.items()}
-        if type(batch) is dict or not isinstance(batch, MutableMapping):
-            return parts
-        changed = copy.copy(batch)  # such as an encoding of Hugging Face, which a model takes with **
-        if isinstance(getattr(changed, "data", None), dict):
-            changed.data = dict(changed.data)  # type: ignore[attr-defined]  # a copy of a UserDict shares its dict
-        changed.update(parts)
-        return changed
-    if isinstance(batch, list | tuple):
-        if len(batch) == items and not any(holds_rows(value, items) for value in batch):
-            return type(batch)(batch[row % items] for row in range(wanted))  # a name or a number for each item
-        several = [sized(value, items, wanted) for value in batch]
-        return type(batch)(*several) if hasattr(batch, "_fields") else type(batch)(several)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        made = copy.copy(batch)
-        for field in dataclasses.fields(batch):
-            object.__setattr__(made, field.name, sized(getattr(batch, field.name), items, wanted))
-        return made
-    return batch
 
 
 def _example(data: Any) -> tuple[Any, int | None]:
@@ -304,8 +268,7 @@ class _PeakBytes(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in leaves_of((result, args, kwargs)):
-            if isinstance(value, Tensor):
-                self._following.see(value)
+        for tensor in tensors_of((result, args, kwargs)):
+            self._following.see(tensor)
         self.highest = max(self.highest, self._following.live)
         return result

@@ -22,7 +22,7 @@ from hotloop.training.schedulers import Schedule
 from hotloop.training.watch import Watch
 from hotloop.tune.gate import rounding_levers
 from hotloop.tune.subject import Subject
-from hotloop.values.effects import counted_per_call, watched_changes
+from hotloop.values.reach import counted_per_call, watched_changes
 
 
 class PlanSwitch:

@@ -18,7 +18,7 @@ from hotloop.training.run_ranks import Alone
 from hotloop.training.schedulers import Schedule
 from hotloop.training.watch import Watch
 from hotloop.tune.tuner import Ahead, Tuner
-from hotloop.values.effects import look
+from hotloop.values.reach import look
 from hotloop.values.rng import RngStates, generators_in
 from hotloop.values.snapshot import PassSnapshot
 

@@ -15,7 +15,7 @@ from hotloop.step.inspection import Inspection, host_noted, signature
 from hotloop.step.norms import HasStep
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.tune.subject import Subject
-from hotloop.values.effects import ReachableState, Skip, look
+from hotloop.values.reach import ReachableState, Skip, look
 
 T = TypeVar("T")
 

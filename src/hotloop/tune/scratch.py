@@ -20,14 +20,14 @@ from hotloop.data.origin import makers_of, owner_of
 from hotloop.data.samplers import generators_of
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.memory.oom import clear
-from hotloop.placement import tensors_in
 from hotloop.plan import Plan
 from hotloop.printing.text import shorten
 from hotloop.step.training import TrainingStep
 from hotloop.tune.subject import Subject
-from hotloop.values.effects import look
+from hotloop.values.reach import look
 from hotloop.values.rng import RngStates, generators_in
 from hotloop.values.snapshot import Snapshot
+from hotloop.values.tree import tensors_in
 
 
 @contextmanager

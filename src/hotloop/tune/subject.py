@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader
 from hotloop._torch import gradient_hooks
 from hotloop.data.on_device import why_not_resident
 from hotloop.levers import LeverTarget
+from hotloop.levers.channels_last import to_memory_format
 from hotloop.levers.tf32 import fp32_matmul_precision
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.step.inspection import signature
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
-from hotloop.values.effects import Skip, code_of_modules, look, restored_by_state
-from hotloop.values.snapshot import Snapshot, objects_in
+from hotloop.values.reach import Skip, code_of_modules, look, restored_by_state
+from hotloop.values.snapshot import objects_in
 from hotloop.version import __version__
 
 
@@ -86,14 +87,11 @@ class Subject:
         if old is not None:
             old.levers.revert()
             if old.plan.channels_last and not (new is not None and new.plan.channels_last):
-                self._convert(torch.contiguous_format)
+                to_memory_format(self.modules, self.optimizers, torch.contiguous_format)
         if new is not None:
             if new.plan.channels_last:
-                self._convert(torch.channels_last)
+                to_memory_format(self.modules, self.optimizers, torch.channels_last)
             new.levers.apply()
-
-    def _convert(self, form: torch.memory_format) -> None:
-        Snapshot.of(self.modules, self.optimizers).in_format(form).restore()
 
     def key(self, batch: Any, loader: object, transform: object = None) -> str:
         """A cache key of everything that a plan depends on: model, device, data, code."""

@@ -19,7 +19,7 @@ from hotloop.errors import BadArgument
 from hotloop.levers import LEVERS, Lever, LeverTarget
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.memory.oom import clear, is_out_of_memory
-from hotloop.placement import map_tensors, move
+from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning, Verdict
 from hotloop.printing.text import duration, error_in_a_line, shorten
 from hotloop.step.captured_graph import WARM_UP, CannotCapture
@@ -31,6 +31,7 @@ from hotloop.tune.gate import GradientGate, without_dropout
 from hotloop.tune.scratch import Scratch, scratch
 from hotloop.tune.subject import Subject, record
 from hotloop.values.snapshot import Snapshot
+from hotloop.values.tree import map_tensors
 
 BUDGET = 10.0  # seconds of trials, compilations apart
 BATCHES = 8  # that the trials train on

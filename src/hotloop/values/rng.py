@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hotloop.errors import BadArgument
+from hotloop.values.tree import leaves, map_leaves, map_tensors
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
@@ -130,7 +131,7 @@ def quick_rng(device: torch.device) -> Rng:
 def same_state(a: Any, b: Any) -> bool:
     """Whether two states of a generator are equal: nothing was drawn from it between them."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+        return len(a) == len(b) and all(map(same_state, leaves(a), leaves(b)))
     if isinstance(a, np.ndarray):
         return bool(np.array_equal(a, b))
     return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
@@ -138,16 +139,12 @@ def same_state(a: Any, b: Any) -> bool:
 
 def with_tensors(state: Any) -> Any:
     """A state of NumPy with tensors for its arrays: `torch.load` reads those without pickle."""
-    if isinstance(state, dict):
-        return {key: with_tensors(value) for key, value in state.items()}
-    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
+    return map_leaves(state, lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf)
 
 
 def with_arrays(state: Any) -> Any:
     """The state that `with_tensors` was given."""
-    if isinstance(state, dict):
-        return {key: with_arrays(value) for key, value in state.items()}
-    return state.cpu().numpy() if isinstance(state, Tensor) else state
+    return map_tensors(state, lambda tensor: tensor.cpu().numpy())
 
 
 def generators_in(roots: Iterable[object]) -> Iterator[Generator]:

@@ -4,8 +4,8 @@ OOM retry, trials, captures, evaluation and guarded optimizer steps use it; they
 """
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import is_dataclass
 from operator import is_
 from typing import Any, Protocol, Self, TypeVar, get_args
 
@@ -20,22 +20,23 @@ from hotloop._torch import (
     buffers_of,
     copy_all,
     foreach_add_,
-    map_leaves,
     parameters_of,
     version_of,
 )
 from hotloop.errors import MemoryWarning
 from hotloop.memory.oom import is_out_of_memory, surely
-from hotloop.placement import tensors_in
 from hotloop.printing.text import shorten
 from hotloop.values.attributes import HOOKS_INSTALLED
+from hotloop.values.kinds import CONTAINERS, WORDS, Kinds, has_values, is_plain_array, is_plain_tensor, is_restored
 from hotloop.values.rng import Generator, Rng, quick_rng, rngs_of, same_state
+from hotloop.values.tree import changeable_in, leaves
 
 FIRST_LOOKS = 4  # passes at the start that are all looked at
 LOOK_EVERY = 257  # later passes; odd, so that each of two objectives has its looks
 ONE_BY_ONE = 4000  # copies of tensors to begin with: by then they have taken as long as to load a kernel for many
 SMALL = 2**16  # numbers in a tensor whose copy costs next to nothing
 
+_HOST = torch.device("cpu")
 E = TypeVar("E")
 
 
@@ -47,16 +48,6 @@ class Entry(Protocol):
 
     def restore(self) -> None:
         """Give it back what it held."""
-
-    def in_format(self, form: torch.memory_format) -> "Entry":
-        """The same with four-dimensional tensors in a memory format."""
-
-
-class _Same:
-    """For entries that have no tensors to convert."""
-
-    def in_format(self, form: torch.memory_format) -> Self:
-        return self
 
 
 class Snapshot:
@@ -79,12 +70,9 @@ class Snapshot:
 
         To restore it exchanges pointers alone. What steps write into these tensors is noted by `values`.
         """
-        inner = list(dict.fromkeys(m for module in modules for m in module.modules()))
-        owned = {
-            id(t): t for m in inner for t in [*parameters_of(m).values(), *buffers_of(m).values()] if t is not None
-        }
-        owned |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
-        return cls([*map(_Pointer, owned.values()), *map(_Module, inner), *map(_OptimizerState, optimizers)])
+        inner = dict.fromkeys(m for module in modules for m in module.modules())
+        owned = owned_tensors(modules, optimizers)
+        return cls([*map(_Pointer, owned), *map(_Module, inner), *map(_OptimizerState, optimizers)])
 
     def values(self, tensors: Iterable[Tensor], *, on_host: bool = False) -> Self:
         """The values of tensors, copied; to the host where the device has no room for copies."""
@@ -117,9 +105,13 @@ class Snapshot:
         for entry in self.entries:
             entry.restore()
 
-    def in_format(self, form: torch.memory_format) -> "Snapshot":
-        """The same with four-dimensional tensors in a memory format, such as channels_last."""
-        return Snapshot(entry.in_format(form) for entry in self.entries)
+
+def owned_tensors(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """The weights and buffers of modules and optimizers, each once."""
+    inner = dict.fromkeys(m for module in modules for m in module.modules())
+    every = [t for m in inner for t in [*parameters_of(m).values(), *buffers_of(m).values()] if t is not None]
+    every += [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    return list({id(tensor): tensor for tensor in every}.values())
 
 
 class _Pointer:
@@ -136,13 +128,8 @@ class _Pointer:
         self._owner.data = self._data
         self._owner.grad = self._grad
 
-    def in_format(self, form: torch.memory_format) -> "_Pointer":
-        other = _Pointer(self._owner)
-        other._data, other._grad = _formatted(self._data, form), _formatted(self._grad, form)
-        return other
 
-
-class _Module(_Same):
+class _Module:
     """What a module holds besides the values of its weights: numbers, words, tensors, which buffers there are."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -163,29 +150,55 @@ class _Module(_Same):
 
 
 class _OptimizerState:
-    """The state and the settings of an optimizer; containers are noted with what they hold."""
+    """The state and the settings of an optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self.take()
 
     def take(self) -> None:
-        self._state = _own_containers(self._optimizer.state)
+        self._state = self._optimizer.state
+        self._contents = _Contents([self._state], copies=lambda value: False)
         self._settings = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
 
     def restore(self) -> None:
-        self._optimizer.state.clear()
-        self._optimizer.state.update(_own_containers(self._state))
+        if self._optimizer.state is not self._state:  # a state_dict was loaded
+            self._optimizer.state = self._state
+        self._contents.restore()
         for group, settings in zip(self._optimizer.param_groups, self._settings, strict=True):
             group.update(settings)
 
-    def in_format(self, form: torch.memory_format) -> "_OptimizerState":
-        other = _OptimizerState(self._optimizer)
-        other._state, other._settings = _formatted(self._state, form), self._settings
-        return other
+
+class _Contents:
+    """What the containers in some values hold, and the values of the tensors and arrays in them."""
+
+    def __init__(self, values: Sequence[Any], copies: Callable[[Any], bool], device: torch.device = _HOST) -> None:
+        """`copies`: whether a tensor or an array is copied."""
+        inside = [(part, number) for number, value in enumerate(values) for part in changeable_in(value)]
+        self._containers = [(part, held_by(part), number) for part, number in inside if CONTAINERS[type(part)]]
+        copied = [(part, number) for part, number in inside if not CONTAINERS[type(part)] and copies(part)]
+        values_of = surely(lambda: [_copy_of(part) for part, _ in copied], device)
+        pairs = zip(copied, values_of, strict=True)
+        self._copies = [(part, was, _version(part), number) for (part, number), was in pairs]
+
+    def changed(self, but: object = None) -> set[int]:
+        """The numbers of the values that have changed inside; `but`: a container that may have."""
+        changed = {n for each, held, n in self._containers if each is not but and not _same_items(each, held)}
+        return changed | {n for part, was, version, n in self._copies if _is_written(part, was, version)}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for container, held, _ in self._containers:
+            refill(container, held)
+        if any(_is_written(part, was, version) for part, was, version, _ in self._copies):
+            for part, was, _, _ in self._copies:
+                if isinstance(part, Tensor):
+                    part.copy_(was)
+                else:
+                    part[...] = was
 
 
-class _Values(_Same):
+class _Values:
     """The values of tensors, copied."""
 
     def __init__(self, tensors: Sequence[Tensor], *, on_host: bool = False) -> None:
@@ -224,7 +237,7 @@ class _Values(_Same):
         copy_all(targets, sources, COPIED_SINGLY if self._copied > ONE_BY_ONE else len(targets))
 
 
-class _Items(_Same):
+class _Items:
     """What a container holds. The container stays the same one, since others may hold it too."""
 
     def __init__(self, container: Any) -> None:
@@ -238,7 +251,7 @@ class _Items(_Same):
         refill(self.container, self.held)
 
 
-class Gradients(_Same):
+class Gradients:
     """Which gradient each parameter has."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -271,7 +284,7 @@ class Gradients(_Same):
             foreach_add_(noted, added)
 
 
-class _RngState(_Same):
+class _RngState:
     """The state of a generator."""
 
     def __init__(self, rng: Rng) -> None:
@@ -288,8 +301,8 @@ class _RngState(_Same):
         return not same_state(self._state, self.rng.get_state())
 
 
-class _Attributes(_Same):
-    """What a table of attributes or settings holds: numbers, words, tensors, and what is in its containers."""
+class _Attributes:
+    """What a table of attributes or settings holds: words, containers, tensors and arrays."""
 
     def __init__(self, table: dict[str, Any], name: str = "") -> None:
         self.table, self.name = table, name
@@ -297,9 +310,7 @@ class _Attributes(_Same):
 
     def take(self) -> None:
         self._values = _own_values(self.table)
-        self._contents = [(value, held_by(value)) for value in self._values.values() if is_container(value)]
-        tensors = [value for value in self._values.values() if type(value) is Tensor and _is_plain(value)]
-        self._tensors = [(t, t.detach().clone(), version_of(t)) for t in tensors if t.grad_fn is None]
+        self._contents = _Contents([*self._values.values()], _has_plain_values)
 
     def changed(self) -> list[str]:
         """Names of attributes that are no longer what they were."""
@@ -307,25 +318,17 @@ class _Attributes(_Same):
         other: Iterable[str] = ()
         if now.keys() != before.keys() or not all(map(is_, now.values(), before.values())):  # few do
             other = [n for n in now.keys() | before.keys() if not _same_value(now.get(n), before.get(n))]
-        inside = {id(container) for container, held in self._contents if not _same_items(container, held)}
-        inside |= {id(tensor) for tensor, _, version in self._tensors if version_of(tensor) != version}
-        if not other and not inside:
-            return []
-        return sorted({*other, *(name for name, value in before.items() if id(value) in inside)})
+        inside = self._contents.changed()
+        return sorted({*other, *(name for number, name in enumerate(before) if number in inside)})
 
-    @torch.no_grad()
     def restore(self) -> None:
         for added in _own_values(self.table).keys() - self._values.keys():
             del self.table[added]
         self.table.update(self._values)
-        for container, before in self._contents:
-            refill(container, before)
-        for tensor, values, version in self._tensors:
-            if version_of(tensor) != version:
-                tensor.copy_(values)
+        self._contents.restore()
 
 
-class _Buffers(_Same):
+class _Buffers:
     """Tables of buffers: which tensors are in them, and the values of these."""
 
     def __init__(self, tables: Sequence[dict[str, Any]], device: torch.device) -> None:
@@ -334,7 +337,7 @@ class _Buffers(_Same):
 
     def take(self) -> None:
         self.before = [(table, dict(table)) for table in self.tables]
-        tensors = {id(b): b for _, before in self.before for b in before.values() if _is_plain(b)}.values()
+        tensors = {id(b): b for _, before in self.before for b in before.values() if has_values(b)}.values()
         copies = surely(lambda: [tensor.detach().clone() for tensor in tensors], self._device)
         self.held = [(t, copy, version_of(t)) for t, copy in zip(tensors, copies, strict=True)]
 
@@ -359,31 +362,22 @@ class _Buffers(_Same):
         return [tensor for tensor, _, _ in self.held if id(tensor) in written]
 
 
-class _Batch(_Same):
-    """A batch: what its containers hold, and the values of its tensors."""
+class _Batch:
+    """A batch: what its containers hold, and the values of its tensors and arrays."""
 
     def __init__(self, batch: Any, device: torch.device) -> None:
         self._batch, self._device = batch, device
         self.take()
 
     def take(self) -> None:
-        self._contents = [(each, held_by(each)) for each in _containers(self._batch)]
-        every = [each for _, each in tensors_in(self._batch) if each.layout == torch.strided]
-        self._copies = surely(lambda: [(each, each.detach().clone()) for each in every], self._device)
-        self._versions = [(each, version_of(each)) for each in every]
+        self._contents = _Contents([self._batch], _can_be_copied, self._device)
 
     def is_changed(self) -> bool:
         """Whether a pass wrote into it, or took something out of it that lies deep."""
-        nested = any(not _same_items(container, before) for container, before in self._contents[1:])
-        return nested or any(version_of(each) != version for each, version in self._versions)
+        return bool(self._contents.changed(but=self._batch))
 
-    @torch.no_grad()
     def restore(self) -> None:
-        for container, before in self._contents:
-            refill(container, before)
-        if any(version_of(each) != version for each, version in self._versions):
-            for tensor, values in self._copies:
-                tensor.copy_(values)
+        self._contents.restore()
 
 
 _BATCH = object()  # stands for whichever batch a pass has
@@ -452,7 +446,7 @@ class PassSnapshot:
         kind = type(batch)
         if kind is list:
             self._outer = (batch, batch[:])
-        elif kind is tuple or batch is None or not is_container(batch):
+        elif kind is tuple or batch is None or not CONTAINERS[kind]:
             self._outer = None
         else:
             self._outer = (batch, held_by(batch))
@@ -577,23 +571,9 @@ class PassSnapshot:
         return dict.fromkeys(inner for module in self._modules for inner in module.modules())
 
 
-class _Kinds(dict[type, bool]):
-    """Whether a type is one of these, asked once: a pass that is looked at asks of every attribute of every module."""
-
-    def __init__(self, *kinds: type) -> None:
-        self._kinds = kinds
-
-    def __missing__(self, kind: type) -> bool:
-        found = self[kind] = issubclass(kind, self._kinds)
-        return found
-
-
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
 # What every module or group has, which is looked after elsewhere, and what stays with the hooks that it tells of.
 _OF_MODULES = OF_MODULES | {"params", HOOKS_INSTALLED}
-_FILLABLE = (list, dict, set, deque, MutableMapping)
-_CONTAINERS, _HELD = _Kinds(*_FILLABLE), _Kinds(*_PLAIN, tuple, frozenset, *_FILLABLE)
-_GENERATORS = _Kinds(*get_args(Generator))
+_GENERATORS = Kinds(lambda kind: issubclass(kind, get_args(Generator)))
 
 
 def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
@@ -614,25 +594,32 @@ def _plain_values(module: nn.Module) -> dict[str, Any]:
         name: value
         for name, value in vars(module).items()
         if name != HOOKS_INSTALLED
-        and (isinstance(value, _PLAIN) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter)))
+        and (isinstance(value, WORDS) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter)))
     }
 
 
 def _own_values(table: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in table.items()
-        if name not in _OF_MODULES and (_HELD[kind := type(value)] or (kind is Tensor and _is_plain(value)))
-    }
+    return {name: value for name, value in table.items() if name not in _OF_MODULES and is_restored(value)}
 
 
-def _own_containers(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """An optimizer's state with containers of its own, so that what a step adds does not reach the other."""
-    return {key: map_leaves(lambda leaf: leaf, value) for key, value in state.items()}
+def _has_plain_values(value: Any) -> bool:
+    return is_plain_tensor(value) or is_plain_array(value)
 
 
-def _is_plain(buffer: Any) -> bool:
-    return isinstance(buffer, Tensor) and buffer.layout == torch.strided and not buffer.is_meta and not is_lazy(buffer)
+def _can_be_copied(value: Any) -> bool:
+    return value.layout == torch.strided if isinstance(value, Tensor) else is_plain_array(value)
+
+
+def _copy_of(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value.copy()
+
+
+def _version(value: Any) -> int | None:
+    return version_of(value) if isinstance(value, Tensor) else None
+
+
+def _is_written(value: Any, was: Any, version: int | None) -> bool:
+    return version_of(value) != version if isinstance(value, Tensor) else value.tobytes() != was.tobytes()
 
 
 def _is_other(table: dict[str, Any], before: dict[str, Any]) -> bool:
@@ -652,32 +639,15 @@ def _may_be_written(tensor: Tensor, copy: Tensor, version: int | None) -> bool:
     return tensor.is_floating_point() and tensor.numel() <= SMALL
 
 
-def _containers(batch: Any) -> Iterator[Any]:
-    """The lists and dicts of a batch, the outermost first."""
-    if is_container(batch):
-        yield batch
-    elif not isinstance(batch, tuple):
-        return
-    for part in batch.values() if isinstance(batch, MutableMapping) else batch:
-        yield from _containers(part)
-
-
-def objects_in(batch: Any) -> Iterator[object]:
-    """Objects of a batch besides its containers and tensors: no snapshot restores what they hold."""
-    if isinstance(batch, Mapping | list | tuple):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from objects_in(part)
-    elif not isinstance(batch, (*_PLAIN, Tensor)):
-        yield batch
-
-
-def is_container(value: object) -> bool:
-    """Whether something can be added to it or taken from it."""
-    return _CONTAINERS[type(value)]
+def objects_in(batch: Any) -> list[object]:
+    """Objects of a batch besides its containers, tensors and words: no snapshot restores what they hold."""
+    return [leaf for leaf in leaves(batch, is_dataclass) if not (is_restored(leaf) or isinstance(leaf, Tensor))]
 
 
 def held_by(container: Any) -> Any:
     """What a container holds."""
+    if isinstance(container, bytearray):
+        return bytes(container)
     return dict(container) if isinstance(container, MutableMapping) else list(container)
 
 
@@ -685,7 +655,7 @@ def refill(container: Any, before: Any) -> None:
     """Give a container back what it held."""
     if _same_items(container, before):
         return
-    if isinstance(container, list):
+    if isinstance(container, list | bytearray):
         container[:] = before
         return
     for key in [key for key in container if isinstance(before, dict) and key not in before]:
@@ -702,6 +672,8 @@ def refill(container: Any, before: Any) -> None:
 def _same_items(container: Any, before: Any) -> bool:
     if len(container) != len(before):
         return False
+    if isinstance(before, bytes):
+        return bool(container == before)
     if isinstance(before, dict):
         if _are_one_by_one(container, before) and _are_one_by_one(container.values(), before.values()):
             return True
@@ -717,11 +689,3 @@ def _are_one_by_one(some: Iterable[Any], others: Iterable[Any]) -> bool:
 def _same_value(a: Any, b: Any) -> bool:
     """Whether two values are one, or plain and equal; never a question to a tensor."""
     return a is b or (type(a) is type(b) and type(a) in (int, float, str, bool) and a == b)
-
-
-def _formatted(value: Any, form: torch.memory_format) -> Any:
-    if isinstance(value, Tensor):
-        return value.contiguous(memory_format=form) if value.dim() == 4 else value
-    if isinstance(value, dict):
-        return {key: _formatted(item, form) for key, item in value.items()}
-    return value

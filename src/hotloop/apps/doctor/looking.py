@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset
 
-from hotloop._torch import LoaderIterator, has_compiled, leaves_of
+from hotloop._torch import LoaderIterator, has_compiled
 from hotloop.apps.doctor.seen import (
     COLLECTS,
     COPIES,
@@ -48,6 +48,7 @@ from hotloop.levers.fused import without_fused_kernel
 from hotloop.placement.sites import Site, frames, is_users, is_users_file, site_of, user_site, variables
 from hotloop.profiling.operation_log import LoggedOperation, OperationLog
 from hotloop.scripts.training_steps import after_each, around, before_backward, before_each
+from hotloop.values.tree import tensors_of
 
 WARMUP = 3  # steps that nothing is concluded from: memory is allocated, kernels are chosen, workers start
 LOGGED = WARMUP + 1  # the step of which every operation is logged
@@ -340,7 +341,7 @@ def _seen_loader(
 
 
 def _seen_call(module: nn.Module, args: Any, frame: FrameType) -> SeenCall:
-    images = [leaf for leaf in leaves_of(args) if isinstance(leaf, Tensor) and leaf.dim() == 4]
+    images = [tensor for tensor in tensors_of(args) if tensor.dim() == 4]
     convolutions = [part for part in module.modules() if type(part) is nn.Conv2d]
     weights = [part.weight for part in convolutions if part.weight.dtype == torch.float32]
     return SeenCall(

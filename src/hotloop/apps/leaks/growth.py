@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop._torch import DispatchMode, leaves_of, next_node_number, node_number, storage_id, without_dispatch
+from hotloop._torch import DispatchMode, next_node_number, node_number, storage_id, without_dispatch
 from hotloop.apps.leaks.holders import Holder, holder_of
 from hotloop.apps.leaks.leak_words import STREAK, Birth, Group, Leak, Leftover, matters, tell
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.placement.moving import known_shape
 from hotloop.placement.placing import resolve
 from hotloop.placement.sites import Site, user_site
+from hotloop.values.tree import tensors_of
 
 __all__ = ["Growth", "Leak", "Leftover", "watch_growth"]
 
@@ -61,10 +62,9 @@ class Growth(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in leaves_of((args, kwargs, result)):
-            if isinstance(value, Tensor):
-                for key, bytes_ in self._following.see(value):
-                    self._born(key, bytes_, value)
+        for tensor in tensors_of((args, kwargs, result)):
+            for key, bytes_ in self._following.see(tensor):
+                self._born(key, bytes_, tensor)
         return result
 
     def _born(self, key: int, bytes_: int, tensor: Tensor) -> None:

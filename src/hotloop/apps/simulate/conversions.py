@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from operator import methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
-from hotloop._torch import buffers_of, leaves_of, map_leaves, parameters_of
+from hotloop._torch import buffers_of, parameters_of
 from hotloop.apps.simulate._torch import (
     accept_fakes,
     is_simulated,
@@ -32,6 +33,7 @@ from hotloop.apps.simulate.replaced import Patches
 from hotloop.apps.simulate.saved_aside import SimulatedFiles, tensors_held
 from hotloop.apps.simulate.shim import CannotSimulate
 from hotloop.placement.sites import is_users, user_site
+from hotloop.values.tree import map_tensors, tensors_of
 
 _WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
 
@@ -74,9 +76,8 @@ class Conversions:
                 storages.name(parameter, "parameter")
                 if parameter.grad is not None and is_simulated(parameter.grad):
                     storages.name(parameter.grad, "gradient")
-        for tensor in leaves_of(list(optimizer.state.values())):
-            if is_simulated(tensor):
-                storages.name(tensor, "optimizer")
+        for tensor in filter(is_simulated, tensors_of(list(optimizer.state.values()))):
+            storages.name(tensor, "optimizer")
 
     def _modules(self, patches: Patches) -> None:
         registered = nn.modules.module
@@ -265,11 +266,8 @@ def _refuse_lazy(module: nn.Module) -> None:
 
 def _on_one(parallel: "nn.DataParallel[Any]", *inputs: Any, **kwargs: Any) -> Any:
     """The whole batch on the first GPU."""
-
-    def moved(value: Any) -> Any:
-        return value.to("cuda:0") if isinstance(value, Tensor) else value
-
-    return parallel.module(*map_leaves(moved, inputs), **map_leaves(moved, kwargs))
+    moved, options = map_tensors((inputs, kwargs), methodcaller("to", "cuda:0"))
+    return parallel.module(*moved, **options)
 
 
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from hotloop.apps.simulate._torch import is_fake, is_simulated
 from hotloop.apps.simulate.families import recurrent
-from hotloop.apps.simulate.operations import facts, named, replaced
+from hotloop.apps.simulate.operations import facts, named
 from hotloop.placement.sites import user_site
+from hotloop.values.tree import map_tensors
 
 if TYPE_CHECKING:
     from hotloop.apps.simulate.dispatch import SimulatedGpu
@@ -221,7 +222,7 @@ class Crossings:
 
     def _like_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Tensors of the device, like those that the host gave."""
-        made = replaced(result, self._gpu.stand_in)
+        made = map_tensors(result, self._gpu.stand_in)
         self._happened(func, args, kwargs, made)
         return made
 

@@ -29,20 +29,18 @@ from hotloop.apps.simulate.known import Known
 from hotloop.apps.simulate.operations import (
     OperationSchema,
     facts,
-    holds_tensor,
     is_host,
     named,
     on_device,
     plain,
-    replaced,
     shape_of,
-    tensors_in,
 )
 from hotloop.apps.simulate.shim import CannotSimulate
 from hotloop.apps.simulate.telling import Circumstances, Storages, Teller
 from hotloop.apps.simulate.values import Values, hint
 from hotloop.placement.sites import user_site
 from hotloop.scripts.training_steps import ByHand
+from hotloop.values.tree import map_tensors, tensors_of
 
 _DEVICE = torch.ops.prim.device.default
 HOME = torch.device("cuda", 0)
@@ -143,7 +141,7 @@ class SimulatedGpu(OperationMode):
             self.findings.generator(known.name, "cpu", "cuda")
             kwargs = {**kwargs, "generator": None}
         given = (args if given is None else given, kwargs)
-        if any(map(is_host, tensors_in(args, *kwargs.values()))):
+        if any(map(is_host, tensors_of((args, kwargs)))):
             args = tuple(map(self._stand, args))
             kwargs = {name: self._stand(value) for name, value in kwargs.items()}
         result = self._without_data(func, types, args, kwargs, given)
@@ -155,8 +153,8 @@ class SimulatedGpu(OperationMode):
         self, known: OperationSchema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Tell an operation and the memory of its results."""
-        made = [t for t in tensors_in(result) if is_simulated(t)]
-        inputs = list(tensors_in(args, *kwargs.values()))
+        made = [t for t in tensors_of(result) if is_simulated(t)]
+        inputs = tensors_of((args, kwargs))
         phase, module = self.circumstances.now(learns=any(t.requires_grad for t in inputs))
         kind = _KINDS.get(phase, "temporary")
         self.operations += 1
@@ -179,7 +177,7 @@ class SimulatedGpu(OperationMode):
             name=str(func),
             inputs=tuple(map(shape_of, inputs)),
             outputs=tuple(map(shape_of, made)),
-            arguments={k: plain(v) for k, v in named(func, args, kwargs) if not holds_tensor(v)},
+            arguments={k: plain(v) for k, v in named(func, args, kwargs) if not tensors_of(v)},
             phase=phase,
             module=module,
             place=user_site(),
@@ -198,7 +196,7 @@ class SimulatedGpu(OperationMode):
             parameter = self.circumstances.accumulates()
             self.by_hand.differentiates(None if parameter is None else storage_id(parameter))
         elif known.written and self.by_hand.pending:
-            for tensor in tensors_in(*(value for name, value in named(func, args, kwargs) if name in known.written)):
+            for tensor in tensors_of([value for name, value in named(func, args, kwargs) if name in known.written]):
                 self.updated(tensor)
 
     def updated(self, tensor: Tensor) -> None:
@@ -236,7 +234,7 @@ class SimulatedGpu(OperationMode):
                 if rule is not None:
                     return rule(*args, **kwargs)
             try:
-                return replaced(func(*_exemplary(given[0]), **_exemplary(given[1])), self.stand_in)
+                return map_tensors(func(*_exemplary(given[0]), **_exemplary(given[1])), self.stand_in)
             except (RuntimeError, NotImplementedError):
                 self.findings.unknown.add(str(func))
                 raise NotImplementedError(
@@ -251,7 +249,7 @@ class SimulatedGpu(OperationMode):
         for name, value in named(func, args, kwargs):
             if name in known.host:
                 continue
-            for tensor in tensors_in(value):
+            for tensor in tensors_of(value):
                 number = is_host(tensor) and not (tensor.dim() or known.strict or name in known.written)
                 if is_host(tensor) and not number:
                     strangers.append((name, tensor))
@@ -260,36 +258,24 @@ class SimulatedGpu(OperationMode):
             return
         if self.guarded and current_node() is None:
             raise Mixed(written=written)
-        operands = [(n, t) for n, v in named(func, args, kwargs) for t in tensors_in(v)]
+        operands = [(n, t) for n, v in named(func, args, kwargs) for t in tensors_of(v)]
         self.findings.mixed(known.name, operands, strangers)
 
     def _stand(self, value: Any) -> Any:
-        if is_host(value):
-            return self.stand_in(value, HOME if value.dim() else "cpu")
-        if isinstance(value, list | tuple):
-            return [self._stand(item) for item in value]
-        return value
+        return map_tensors(value, lambda t: self.stand_in(t, HOME if t.dim() else "cpu") if is_host(t) else t)
 
     def _landed(self, result: Any) -> Any:
         """Results with real tensors in place of those that would be on the host."""
-        if is_fake(result):
-            return result if is_simulated(result) else self.values.tensor(result)
-        if isinstance(result, list | tuple) and not all(map(is_simulated, result)):
-            return [self._landed(item) for item in result]
-        return result
+        return map_tensors(result, lambda t: self.values.tensor(t) if is_fake(t) and not is_simulated(t) else t)
 
 
 def _exemplary(value: Any) -> Any:
     """Arguments with tensors on the host in place of those without data."""
-    if is_fake(value):
-        return torch.zeros(value.size(), dtype=value.dtype)
-    if isinstance(value, dict):
-        return {key: _exemplary(item) for key, item in value.items()}
-    return [_exemplary(item) for item in value] if isinstance(value, list | tuple) else value
+    return map_tensors(value, lambda t: torch.zeros(t.size(), dtype=t.dtype) if is_fake(t) else t)
 
 
 def _refuse_real(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if any(is_host(tensor) and tensor.is_cuda for tensor in tensors_in(args, *kwargs.values())):
+    if any(is_host(tensor) and tensor.is_cuda for tensor in tensors_of((args, kwargs))):
         raise CannotSimulate(
             "a tensor on the real GPU was used together with the simulated one",
             fix="move it to the CPU before the simulation: tensor = tensor.cpu()",
@@ -298,7 +284,7 @@ def _refuse_real(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _sparse_error(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CannotSimulate | None:
     """The error to raise where an operation on sparse tensors fails: without data, PyTorch has few of them."""
-    layouts = {kwargs.get("layout"), *(tensor.layout for tensor in tensors_in(args, *kwargs.values()))}
+    layouts = {kwargs.get("layout"), *(tensor.layout for tensor in tensors_of((args, kwargs)))}
     if "sparse" not in name and not layouts - {None, torch.strided}:
         return None
     return CannotSimulate(

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from hotloop._torch import map_leaves
 from hotloop.apps.simulate._torch import is_simulated
 from hotloop.apps.simulate.dispatch import HOME, Mixed, SimulatedGpu
 from hotloop.placement.golden import operands_of
+from hotloop.values.tree import map_tensors
 
 
 class Repairs(TorchFunctionMode):
@@ -32,7 +32,7 @@ class Repairs(TorchFunctionMode):
         except NotImplementedError:  # numbers of the device in a list are read below where anyone is asked
             if func is not torch.tensor:
                 raise
-            read = map_leaves(lambda leaf: leaf.item() if is_simulated(leaf) else leaf, args)
+            read = map_tensors(args, lambda tensor: tensor.item() if is_simulated(tensor) else tensor)
             return func(*read, **kwargs)
         finally:
             self._gpu.guarded -= 1
@@ -49,13 +49,10 @@ class Repairs(TorchFunctionMode):
             self._gpu.guarded = guarded
 
     def _moved(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if is_simulated(value) or not value.dim():
-                return value
+        def moved(tensor: Tensor) -> Tensor:
+            if is_simulated(tensor) or not tensor.dim():
+                return tensor
             with self._gpu.silently():
-                return value.to(HOME)
-        if isinstance(value, dict):
-            return {key: self._moved(item) for key, item in value.items()}
-        if isinstance(value, list | tuple) and type(value) in (list, tuple):
-            return type(value)(self._moved(item) for item in value)
-        return value
+                return tensor.to(HOME)
+
+        return map_tensors(value, moved)

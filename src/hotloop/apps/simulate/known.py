@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hotloop.apps.simulate._torch import is_simulated, without_functions
-from hotloop.apps.simulate.operations import facts, named, on_device, replaced, tensors_in
+from hotloop.apps.simulate.operations import facts, named, on_device
+from hotloop.values.tree import map_tensors, tensors_of
 
 _NUMBERS, _LABELS = 1 << 16, 1 << 22  # bytes up to which values are kept: of real numbers, and of integers and truths
 _OVERWRITE = {"zero_", "fill_", "copy_"}  # whatever was there before
@@ -36,7 +37,7 @@ class Known:
         known = facts(func)
         if not known.kernel or known.name in _KEEP:
             return
-        written = [t for name, value in named(func, args, kwargs) if name in known.written for t in tensors_in(value)]
+        written = [t for name, value in named(func, args, kwargs) if name in known.written for t in tensors_of(value)]
         computed = self._following(func, args, kwargs, written, result)
         for tensor in written if computed is None else ():
             self._forget(tensor)
@@ -63,12 +64,12 @@ class Known:
         Random numbers are the device's.
         """
         name = facts(func).name
-        made = [tensor for tensor in tensors_in(result) if is_simulated(tensor)]
+        made = [tensor for tensor in tensors_of(result) if is_simulated(tensor)]
         small = all(map(_is_small, (*made, *written)))
         if not small or not facts(func).determined or not (made or written):
             return None
         operands: dict[int, Tensor] = {}
-        for tensor in tensors_in(args, *kwargs.values()):
+        for tensor in tensors_of((args, kwargs)):
             values = self.values(tensor) if is_simulated(tensor) else tensor
             if values is None and name in _OVERWRITE and tensor is args[0]:
                 values = torch.empty(tensor.size(), dtype=tensor.dtype, device="cpu")
@@ -79,11 +80,11 @@ class Known:
         given = {**kwargs, "device": torch.device("cpu")} if on_device(kwargs.get("device")) else kwargs
         try:
             with without_functions():
-                arguments = replaced((args, list(given.values())), lambda tensor: operands[id(tensor)])
+                arguments = map_tensors((args, list(given.values())), lambda tensor: operands[id(tensor)])
                 found = func(*arguments[0], **dict(zip(given, arguments[1], strict=True)))
         except (RuntimeError, IndexError):  # the host has no kernel for it
             return None
-        new = zip(made, tensors_in(found), strict=False)
+        new = zip(made, tensors_of(found), strict=False)
         return [
             *((tensor, operands[id(tensor)]) for tensor in written),
             *((tensor, values) for tensor, values in new if tensor.size() == values.size()),

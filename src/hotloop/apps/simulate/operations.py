@@ -1,6 +1,5 @@
 """An operation that is called: what its schema tells, asked once for each, and the tensors among its arguments."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -77,26 +76,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return str(value).removeprefix("torch.")
-
-
-def tensors_in(*values: Any) -> Iterator[Tensor]:
-    """Every tensor, also in lists of them, in order."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(*value)
-
-
-def replaced(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A value with others in place of its tensors."""
-    if isinstance(value, Tensor):
-        return change(value)
-    return [replaced(item, change) for item in value] if isinstance(value, list | tuple) else value
-
-
-def holds_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(map(holds_tensor, value)))
 
 
 def is_host(value: Any) -> bool:

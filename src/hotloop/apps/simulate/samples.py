@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from hotloop.apps.simulate._torch import fetchers
 from hotloop.apps.simulate.events import Listener, Operation
 from hotloop.apps.simulate.replaced import Patches
+from hotloop.values.tree import tensors_of
 
 CASTS = ("aten._to_copy.default", "aten.copy_.default")  # autocast makes as many numbers of weights whatever the batch
 
@@ -53,7 +53,4 @@ def _length(index: Any, _data: Any) -> int:
 
 def _leading(_index: Any, data: Any) -> int:
     """The first dimension of the first tensor of a batch."""
-    if isinstance(data, Tensor):
-        return len(data) if data.dim() else 1
-    values = data.values() if hasattr(data, "values") else data if isinstance(data, list | tuple) else ()
-    return next((found for value in values if (found := _leading(None, value))), 0)
+    return next((len(tensor) if tensor.dim() else 1 for tensor in tensors_of(data)), 0)

@@ -9,12 +9,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from hotloop._torch import leaves_of
 from hotloop.apps.simulate._torch import is_simulated, storage_id
 from hotloop.apps.simulate.crossing import TO_HOST
 from hotloop.apps.simulate.dispatch import SimulatedGpu
 from hotloop.placement.sites import Site, user_site
 from hotloop.scripts.kept_files import Replace, SavedFile, SavedFiles
+from hotloop.values.tree import leaves
 
 
 class SketchedFile(SavedFile):
@@ -106,7 +106,7 @@ class SimulatedFiles(SavedFiles):
 
 def tensors_held(obj: Any) -> Iterator[Tensor]:
     """Every tensor that an object would be saved with."""
-    for leaf in leaves_of(obj):
+    for leaf in leaves(obj):
         if isinstance(leaf, nn.Module):
             yield from (*leaf.parameters(), *leaf.buffers())
         elif isinstance(leaf, Tensor):

@@ -11,8 +11,9 @@ from hotloop.apps.simulate._torch import is_simulated, negated_view, storage_id,
 from hotloop.apps.simulate.families import BACKWARDS, FORWARDS
 from hotloop.apps.simulate.families.base import Unable
 from hotloop.apps.simulate.known import Known
-from hotloop.apps.simulate.operations import facts, is_host, named, on_device, replaced, tensors_in
+from hotloop.apps.simulate.operations import facts, is_host, named, on_device
 from hotloop.printing.text import printable
+from hotloop.values.tree import map_tensors, tensors_of
 
 _UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_", "set_"}
 _HALVES = (torch.float16, torch.bfloat16)
@@ -38,15 +39,15 @@ class Twins(Known):
         if func.is_view or facts(func).name in _UNWRITTEN:
             return
         with without_functions():
-            given = [t.untyped_storage() for t in tensors_in(args, *kwargs.values()) if is_simulated(t)]
+            given = [t.untyped_storage() for t in tensors_of((args, kwargs)) if is_simulated(t)]
             there = {storage_id(storage) for storage in given}
             try:
                 computed = self._computed(func, args, kwargs, result)
             except Unable as reason:
                 self._unable.setdefault(str(func), str(reason))
-                computed = [_placeholder(tensor) for tensor in tensors_in(result)]
+                computed = [_placeholder(tensor) for tensor in tensors_of(result)]
             taken = {storage_id(storage._hotloop_twin) for storage in given if hasattr(storage, "_hotloop_twin")}
-            for tensor, value in zip(tensors_in(result), tensors_in(computed), strict=False):
+            for tensor, value in zip(tensors_of(result), tensors_of(computed), strict=False):
                 if not is_host(tensor) and storage_id(tensor) not in there:
                     self._keep(func, tensor, value, taken)
 
@@ -87,13 +88,13 @@ class Twins(Known):
 
         try:
             with _on_host(kwargs) as given:
-                operands, options = replaced(args, wide), {key: replaced(value, wide) for key, value in given.items()}
+                operands, options = map_tensors((args, given), wide)
                 if name in BACKWARDS:
                     arguments = _arguments(func, operands, options)
                     return BACKWARDS[name].computed(_kept(func, args, kwargs), arguments)
                 if name in FORWARDS:
                     computed, kept = FORWARDS[name](_arguments(func, operands, options))
-                    for tensor in tensors_in(result):
+                    for tensor in tensors_of(result):
                         tensor.untyped_storage()._hotloop_kept = kept  # type: ignore[attr-defined]
                     return computed
                 computed = func(*operands, **options)
@@ -152,10 +153,10 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return getattr(held.untyped_storage(), "_hotloop_kept", None)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The operands that an operation writes to."""
     names = facts(func).written
-    return tensors_in(*(value for name, value in named(func, args, kwargs) if name in names)) if names else iter(())
+    return tensors_of([value for name, value in named(func, args, kwargs) if name in names])
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

@@ -52,6 +52,7 @@ from hotloop._torch import (
 )
 from hotloop.placement.sites import is_users_file
 from hotloop.values.attributes import HOOKS_INSTALLED
+from hotloop.values.kinds import WORDS, is_restored
 from hotloop.values.rng import Generator, Rng
 
 MOST_OBJECTS = 50_000  # objects that are looked at
@@ -64,15 +65,13 @@ MOST_COMPARED = 100_000  # that a full look compares, in 15 to 80 ms: more would
 OBJECT = 50  # entries in the time of which an object or an array is compared
 MOST_ARRAY_BYTES = 256 << 20  # bytes of arrays, of which the sum takes 15 ms
 _PARTS = re.compile(r"[.\[<]")  # where in a path that of a part begins
-_WORDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format, type(...))
+_WORDS = (*WORDS, torch.memory_format, type(...))
 _KINDS = frozenset(_WORDS)
-_VALUES = (torch.Size, Number, np.generic, date, timedelta)  # kinds of values that nothing changes in place
+_VALUES = (Number, np.generic, date, timedelta)  # kinds of values that nothing changes in place
 _MEMORY = (bytearray, memoryview, array, mmap, ctypes.c_int.__mro__[-2])  # bytes that are changed in place
 _QUEUES = (io.IOBase, SimpleQueue)
 # What a person's code may change of modules of libraries.
 _OF_LIBRARIES = frozenset((*_WORDS, list, set, deque, dict, type(os.environ)))
-_RESTORED = (*_WORDS, Tensor)  # attributes of modules that a `Snapshot` restores
-_OF_PASSES = (int, float, complex, str, bytes, type(None), tuple, list, dict, set, deque, Tensor, Generator)
 _TABLES = (dict, OrderedDict)
 _MAPPINGS = (dict, types.MappingProxyType, type(os.environ))  # others keep what they hold in attributes
 _CACHE = type(functools.cache(len))
@@ -282,7 +281,7 @@ def restored_by_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimiz
             return name in _OF_OPTIMIZERS and (name != "state" or id(owner) in known)
         if id(owner) not in known:
             return False
-        return name in (PARAMETERS, BUFFERS) or isinstance(value, _RESTORED) or installed_once(name, value)
+        return name in (PARAMETERS, BUFFERS) or isinstance(value, (*WORDS, Tensor)) or installed_once(name, value)
 
     return skip
 
@@ -295,7 +294,12 @@ def restored_by_pass(modules: Iterable[nn.Module]) -> Skip:
         if isinstance(owner, Optimizer):
             return name != "param_groups"  # no call of an objective steps it, but one may change its rates
         inner = id(owner) in known and name != MODULES
-        return inner and (name in (PARAMETERS, BUFFERS) or isinstance(value, _OF_PASSES) or installed_once(name, value))
+        return inner and (
+            name in (PARAMETERS, BUFFERS)
+            or is_restored(value)
+            or isinstance(value, Tensor | Generator)
+            or installed_once(name, value)
+        )
 
     return skip
 
