@@ -16,7 +16,7 @@ MAY_ASK = {
     "device/probe.py",  # the facts of the machine
     "training/run_files.py",  # a note in the folder of a run
     "kernels/nvrtc.py",  # of a device that is there: CUDA's or ROCm's
-    "memory/fragmentation.py",  # the same
+    "device/backend.py",  # the same
     "apps/simulate/cuda.py",  # the version that the simulated GPU tells
 }
 # What this build answers otherwise than one with CUDA. The latter is left as it is.

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from hotloop import Loop, survive_oom
 from hotloop._torch import allocator_settings, set_allocator_settings
+from hotloop.device.backend import backend_of
 from hotloop.errors import MemoryWarning
 from hotloop.memory import fragmentation, oom
-from hotloop.memory.fragmentation import Fragmented, are_on, can_expand, judged, mend
+from hotloop.memory.fragmentation import Fragmented, are_on, judged, mend
 from hotloop.step.retry import OomRetry, OutOfMemory
 
 CPU = torch.device("cpu")
@@ -89,29 +90,10 @@ def test_the_settings_of_pytorch_are_read_and_written() -> None:
 
 def test_without_word_of_the_settings_nothing_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragmentation, "allocator_settings", lambda: None)
-    monkeypatch.setattr(fragmentation, "can_expand", lambda device: True)
+    monkeypatch.setattr(backend_of("cpu"), "has_expandable_segments", lambda: True)
 
     assert not are_on()
     assert not mend(Fragmented(MIB, MIB), CPU)
-
-
-@pytest.mark.parametrize(
-    ("device", "platform", "backend", "version", "can"),
-    [
-        ("cuda", "linux", "native", "13.0", True),
-        ("cpu", "linux", "native", "13.0", False),
-        ("cuda", "win32", "native", "13.0", False),
-        ("cuda", "linux", "cudaMallocAsync", "13.0", False),
-        ("cuda", "linux", "native", None, False),
-    ],
-)
-def test_only_cuda_on_linux_has_expandable_segments(
-    device: str, platform: str, backend: str, version: str | None, can: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", version)
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
-    monkeypatch.setattr("sys.platform", platform)
-    assert can_expand(torch.device(device)) is can
 
 
 @dataclass
@@ -132,7 +114,7 @@ class Allocator:
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     fake = Allocator()
     monkeypatch.setattr(oom, "statistics", lambda device: figures(9 * MIB, 9 * MIB - fake.unused, fake.unused))
-    monkeypatch.setattr(fragmentation, "can_expand", lambda device: True)
+    monkeypatch.setattr(backend_of("cpu"), "has_expandable_segments", lambda: True)
     monkeypatch.setattr(fragmentation, "allocator_settings", lambda: fake.told[-1])
     monkeypatch.setattr(fragmentation, "set_allocator_settings", fake.change)
     return fake

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hotloop.device.backend import backend_of
 from hotloop.errors import DoesNotFit
 from hotloop.step import guard
 from hotloop.step.guard import guarded_step, is_plenty
@@ -252,7 +253,7 @@ class Foreign(torch.optim.SGD):
 def test_memory_is_plenty_only_for_optimizers_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(24))]
     ours, device = torch.optim.Adam(made), torch.device("cuda")
-    monkeypatch.setattr("hotloop.step.guard.free", lambda device: 16 * 4096 + 1)
+    monkeypatch.setattr(backend_of(device), "free_memory", lambda: 16 * 4096 + 1)
     assert is_plenty([ours], device)
     assert not is_plenty([ours, ours], device), "both allocate"
     assert not is_plenty([Foreign(made)], device)

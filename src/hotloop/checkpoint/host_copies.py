@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hotloop.checkpoint.tensorfile import HostSource, Source, TensorEntry, bytes_of, in_file_order
-from hotloop.device.room import free
+from hotloop.device.backend import backend_of
 
 BLOCK = 1 << 24  # bytes of a pinned buffer; a power of two, to which PyTorch would round it up
 
@@ -16,7 +16,7 @@ class Snapshots:
     """Takes snapshots, one at a time, and keeps its pinned buffers and streams for the next."""
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[torch.device, torch.Stream] = {}
         self._buffers: list[Tensor] = []  # pinned, not in use
 
     def take(self, tensors: Mapping[str, Tensor]) -> list[Source]:
@@ -33,7 +33,8 @@ class Snapshots:
         self._buffers.clear()
 
     def _copy(self, device: torch.device, tensors: dict[str, Tensor], *, roomy: bool) -> Source:
-        if device.type != "cuda":
+        backend = backend_of(device)
+        if not backend.non_blocking:
             return HostSource(_cloned(tensors))
         if roomy:
             try:
@@ -41,13 +42,13 @@ class Snapshots:
             except torch.OutOfMemoryError:  # there was room, but not in one piece
                 pass
             else:
-                ready = torch.cuda.current_stream(device).record_event()
+                ready = backend.current_stream().record_event()
                 return _DeviceSource(clones, ready, self._stream(device), self._buffers)
         return _PinnedSource(device, tensors, self._buffers)
 
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+    def _stream(self, device: torch.device) -> torch.Stream:
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
+            self._streams[device] = backend_of(device).new_stream()
         return self._streams[device]
 
 
@@ -55,7 +56,7 @@ class _DeviceSource:
     """Copies on the device, which come to the host through two buffers when they are asked for."""
 
     def __init__(
-        self, clones: dict[str, Tensor], ready: torch.cuda.Event, stream: torch.cuda.Stream, spare: list[Tensor]
+        self, clones: dict[str, Tensor], ready: torch.Event, stream: torch.Stream, spare: list[Tensor]
     ) -> None:
         self.entries = {name: TensorEntry.of(tensor) for name, tensor in clones.items()}
         self._clones = clones
@@ -68,9 +69,9 @@ class _DeviceSource:
         buffers = [_pinned(self._spare), _pinned(self._spare)]
         self._stream.wait_event(self._ready)
         try:
-            waiting: tuple[Tensor, torch.cuda.Event] | None = None
+            waiting: tuple[Tensor, torch.Event] | None = None
             for number, pieces in enumerate(portions(self._clones.values(), BLOCK)):
-                with torch.cuda.stream(self._stream):
+                with backend_of(self._stream.device).on_stream(self._stream):
                     arriving = _fill(buffers[number % 2], pieces), _mark(self._stream)
                 if waiting is not None:
                     yield from _arrived(*waiting)
@@ -92,7 +93,7 @@ class _PinnedSource:
         for pieces in portions(tensors.values(), BLOCK):
             buffer = _pinned(spare)
             self._filled.append((buffer, _fill(buffer, pieces)))
-        self._ready = _mark(torch.cuda.current_stream(device))
+        self._ready = _mark(backend_of(device).current_stream())
 
     def chunks(self) -> Iterator[memoryview]:
         self._ready.synchronize()
@@ -134,11 +135,12 @@ def fits(need: int, *, free: int, reserved: int, peak: int) -> bool:
 
 
 def _has_room(device: torch.device, tensors: Iterable[Tensor]) -> bool:
-    unused = free(device)
+    backend = backend_of(device)
+    unused = backend.free_memory()
     if unused is None:
         return True
     need = sum(tensor.nbytes for tensor in tensors if tensor.device == device)
-    reserved, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
+    reserved, peak = backend.memory_reserved() or 0, backend.max_memory_allocated() or 0
     return fits(need, free=unused, reserved=reserved, peak=peak)
 
 
@@ -159,13 +161,13 @@ def _fill(buffer: Tensor, pieces: list[Tensor]) -> Tensor:
     return buffer[:position]
 
 
-def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+def _mark(stream: torch.Stream) -> torch.Event:
     """The point that a stream has come to, for a thread that sleeps until it is reached."""
-    event = torch.cuda.Event(blocking=True)
+    event: torch.Event = backend_of(stream.device).new_event(blocking=True)
     event.record(stream)
     return event
 
 
-def _arrived(used: Tensor, event: torch.cuda.Event) -> Iterator[memoryview]:
+def _arrived(used: Tensor, event: torch.Event) -> Iterator[memoryview]:
     event.synchronize()
     yield from bytes_of(used)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hotloop.data.on_device import Same, all_tensors, some_bytes, writes
-from hotloop.device.room import room
+from hotloop.device.backend import backend_of
 from hotloop.placement import move
 from hotloop.values.tree import map_tensors, tensors_in
 
@@ -56,13 +56,14 @@ class HeldBatches:
         return map_tensors(held.copy, Tensor.clone)
 
     def _has_room(self, tensors: list[Tensor]) -> bool:
-        if self._device.type != "cuda":
+        room = backend_of(self._device).room()
+        if room is None:
             return True
         held = sum(t.nbytes for each in self._held.values() if each.copy is not None for _, t in tensors_in(each.copy))
-        return held + sum(tensor.nbytes for tensor in tensors) <= HELD_MEMORY_SHARE * ((room(self._device) or 0) + held)
+        return held + sum(tensor.nbytes for tensor in tensors) <= HELD_MEMORY_SHARE * (room + held)
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a copy of a tensor is all that there is to it."""
     is_dense = type(tensor) is Tensor and tensor.layout == torch.strided
-    return is_dense and tensor.device.type == "cpu" and not tensor.requires_grad
+    return is_dense and tensor.is_cpu and not tensor.requires_grad

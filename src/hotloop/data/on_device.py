@@ -36,7 +36,7 @@ from hotloop.data.loader_rng import LoaderRng
 from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import BatchOrigin, is_in_order, twin
 from hotloop.data.samplers import has_known_sampler, index_sampler
-from hotloop.device.room import room
+from hotloop.device.backend import backend_of
 from hotloop.placement import move, upload
 from hotloop.placement.moving import is_large, upload_beside
 from hotloop.values.reach import memory_of
@@ -85,7 +85,7 @@ def why_not_resident(loader: object, device: torch.device) -> str | None:
         return f"it is made of {len(tensors)} tensors, and more than {MOST_TENSORS} are not looked after"
     if len(_forms(dataset)) > 1:
         return "the datasets that it joins have items of several shapes or types"
-    if device.type == "cuda" and not _fits(dataset, device):
+    if not _fits(dataset, device):
         return f"it does not fit into {RESIDENT_MEMORY_SHARE:.0%} of the free memory of {device}"
     return None
 
@@ -96,7 +96,7 @@ class Resident(Epochs[Any]):
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
         super().__init__(LoaderRng(loader))
         self._loader = loader
-        self._device = device
+        self._device, self._backend = device, backend_of(device)
         self.workers = loader.num_workers
         self.prefetched = asked_in_advance(loader)
         # The loader's own machinery over its own sampler and generator; only the fetching is left out.
@@ -139,7 +139,7 @@ class Resident(Epochs[Any]):
         batch = map_tensors(items, itemgetter(index))
         if self._loader.batch_sampler is not None:
             return map_tensors(batch, _as_stacked)
-        is_view = isinstance(index, int | slice) and self._device.type == "cuda"  # elsewhere the loader's is one, too
+        is_view = isinstance(index, int | slice) and not self._backend.is_host  # on it the loader's is one, too
         return map_tensors(batch, Tensor.clone) if is_view else batch
 
     @property
@@ -191,7 +191,7 @@ class Resident(Epochs[Any]):
         if isinstance(drawn, int | slice):
             return drawn
         index = _rows(drawn)
-        return index.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else index
+        return index.pin_memory().to(self._device, non_blocking=True) if self._backend.non_blocking else index
 
 
 def asked_in_advance(loader: object) -> int:
@@ -355,11 +355,11 @@ def _on(dataset: Any, device: torch.device) -> Any:
 
 def _copied_beside(dataset: Any, device: torch.device) -> Any:
     """Have a thread copy all items to a GPU; returns them on the host. None where they are there, or not large."""
-    if device.type != "cuda" or type(dataset) is not TensorDataset or device in _kept.get(dataset, {}):
+    if not backend_of(device).non_blocking or type(dataset) is not TensorDataset or device in _kept.get(dataset, {}):
         return None
     tensors = list(dataset.tensors)
     large = sum(tensor.nbytes for tensor in tensors if is_large(tensor))
-    if large < BESIDE or is_simulated_gpu() or any(tensor.device.type != "cpu" for tensor in tensors):
+    if large < BESIDE or is_simulated_gpu() or not all(tensor.is_cpu for tensor in tensors):
         return None
     state, looked = _state(dataset), _looked(dataset)
     _kept.setdefault(dataset, {})[device] = _ResidentItems(upload_beside(tensors, device), state, looked)
@@ -410,7 +410,7 @@ def some_bytes(value: object) -> bytes | None:
 
 def _fits(dataset: Any, device: torch.device) -> bool:
     """Whether the items fit into the memory that the run leaves free; those that are there already cost nothing."""
-    if device in _kept.get(dataset, {}):
+    if device in _kept.get(dataset, {}) or (room := backend_of(device).room()) is None:
         return True
     needed = len(dataset) * sum(tensor.nbytes for _, tensor in tensors_in(dataset[0]) if tensor.device != device)
-    return needed <= RESIDENT_MEMORY_SHARE * (room(device) or 0)
+    return needed <= RESIDENT_MEMORY_SHARE * room

@@ -15,6 +15,7 @@ from hotloop.data.on_device import Resident, why_not_resident
 from hotloop.data.origin import BatchOrigin, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.sharing import may_be_empty
 from hotloop.device import as_device
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument
 from hotloop.placement import move, pin
 from hotloop.placement.placing import resolve
@@ -54,7 +55,7 @@ class Stream(Generic[T]):
         self._settings = _settings(loader)
         self.resident: Resident | None = None
         self._held: HeldBatches | None = None
-        if isinstance(loader, list | tuple) and self.device.type == "cuda" and self.kind == "direct":
+        if isinstance(loader, list | tuple) and backend_of(self.device).tells_memory and self.kind == "direct":
             self._held = HeldBatches(self.device, len(loader))
         self._epochs: Resident | LoaderBatches
         if self.kind == "resident":
@@ -219,7 +220,7 @@ def _choose(loader: object, device: torch.device, kind: Kind) -> tuple[Kind, str
     if kind == "direct":
         return "direct", "asked for"
     if kind == "prefetched":
-        able = device.type == "cuda"
+        able = backend_of(device).non_blocking
         return ("prefetched", "asked for") if able else ("direct", f"a {device.type} device cannot prefetch")
     obstacle = why_not_resident(loader, device)
     if obstacle is None:
@@ -235,9 +236,10 @@ def _choose(loader: object, device: torch.device, kind: Kind) -> tuple[Kind, str
 def _copied_ahead(
     batches: Iterator[tuple[BatchOrigin, Any]], device: torch.device
 ) -> Iterator[tuple[BatchOrigin, Any]]:
-    """The same batches, copied to a CUDA device on a side stream while the ones before them compute."""
-    side = torch.cuda.Stream(device)
-    ready: deque[tuple[BatchOrigin, Any, torch.cuda.Event]] = deque()
+    """The same batches, copied to the device on a side stream while the ones before them compute."""
+    backend = backend_of(device)
+    side = backend.new_stream()
+    ready: deque[tuple[BatchOrigin, Any, torch.Event]] = deque()
     failures: list[Exception] = []  # of the loader, which come after the batches before them
 
     def begin_copies() -> None:
@@ -250,16 +252,16 @@ def _copied_ahead(
             if following is None:
                 return
             origin, batch = following
-            with torch.cuda.stream(side):
+            with backend.on_stream(side):
                 moved = move(pin(batch), device)
-                copied = torch.cuda.Event()
+                copied = backend.new_event()
                 copied.record(side)
             ready.append((origin, moved, copied))
 
     begin_copies()
     while ready:
         origin, moved, copied = ready.popleft()
-        current = torch.cuda.current_stream(device)
+        current = backend.current_stream()
         current.wait_event(copied)  # the device waits, the host does not
         for _, tensor in tensors_in(moved):
             tensor.record_stream(current)  # its memory may be used again only after the work that reads it

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hotloop.device import as_device, device_error
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument
 from hotloop.printing.text import an
 from hotloop.records import Timing
@@ -50,26 +51,27 @@ class Clock:
     """A clock that measures work on a device without waiting for it: `lap` marks a moment, `seconds` reads it later."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._backend = backend_of(device)
         self._start = self.lap()
 
     def lap(self) -> Any:
         """The moment when the device has done what was queued so far; a CPU has done it."""
-        if self._device.type != "cuda":
-            synchronize(self._device)
+        backend = self._backend
+        if not backend.non_blocking:
+            backend.synchronize()
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event = backend.new_event(enable_timing=True)
+        event.record(backend.current_stream())
         return event
 
     def has_reached(self, lap: Any) -> bool:
         """Whether the device has got to a moment."""
-        return self._device.type != "cuda" or lap.query()
+        return not self._backend.non_blocking or lap.query()
 
     def seconds(self, lap: Any = None) -> float:
         """Seconds from the making of the clock to a moment, or to now. Waits until the device has got there."""
         end = self.lap() if lap is None else lap
-        if self._device.type != "cuda":
+        if not self._backend.non_blocking:
             taken: float = end - self._start
             return taken
         end.synchronize()
@@ -78,8 +80,7 @@ class Clock:
 
 def synchronize(device: torch.device) -> None:
     """Wait until everything queued on `device` is done; a CPU has nothing queued."""
-    if device.type not in ("cpu", "meta"):
-        torch.accelerator.synchronize(device)
+    backend_of(device).synchronize()
 
 
 def _seconds(call: Callable[[], Any], calls: int, device: torch.device) -> float:

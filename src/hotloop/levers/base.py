@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop._torch import gradient_hooks, has_compiled_parts, module_hooks
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan, Tier
 from hotloop.printing.text import shorten
@@ -43,7 +44,7 @@ class LeverTarget:
 
     @property
     def on_cuda(self) -> bool:
-        return self.device.type == "cuda"
+        return backend_of(self.device).can_capture
 
     @property
     def without_cuda(self) -> str | None:

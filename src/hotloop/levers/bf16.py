@@ -4,6 +4,7 @@ import torch
 
 from hotloop import kernels
 from hotloop._torch import has_amx
+from hotloop.device.backend import backend_of
 from hotloop.levers.base import DENSE, HEAVY, Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
@@ -61,7 +62,7 @@ class Bf16Lever(Lever):
         if target.on_cuda:
             able = _computes_in_bf16(target.device)
             return None if able else "the GPU has no bf16 arithmetic (it came with compute capability 8.0)"
-        if target.device.type == "cpu":
+        if backend_of(target.device).is_host:
             return None if has_amx() else "this CPU would emulate bf16 and be slower"
         return f"it is not tried on {target.device.type}"
 
@@ -71,4 +72,4 @@ class Bf16Lever(Lever):
 
 
 def _computes_in_bf16(gpu: torch.device) -> bool:
-    return torch.cuda.get_device_capability(gpu) >= (8, 0)
+    return backend_of(gpu).half_precision() == "bf16"

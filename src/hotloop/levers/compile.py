@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import inductor, mark_dynamic
+from hotloop.device.backend import backend_of
 from hotloop.levers.base import Lever, LeverTarget, Undo, replace_forward
 from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.placement.moving import has_strides, known_shape
@@ -193,7 +194,7 @@ def mark_varying(value: Any, varying: Varying) -> None:
 
 
 def _why_not_compiled(target: LeverTarget) -> str | None:
-    if target.device.type not in ("cuda", "cpu"):
+    if not backend_of(target.device).compiles:
         return f"it is not tried on {target.device.type}"
     return target.why_hooks_are_lost("a compiled step")
 

@@ -1,7 +1,6 @@
 """The forward and backward pass compute in float16, with a `GradScaler`."""
 
-import torch
-
+from hotloop.device.backend import backend_of
 from hotloop.levers.base import Lever, LeverTarget
 from hotloop.plan import Plan
 
@@ -46,6 +45,7 @@ class Fp16Lever(Lever):
             return f"precision={plan.precision!r} was asked for"
         if target.without_cuda:
             return target.without_cuda
-        if (capability := torch.cuda.get_device_capability(target.device)) >= (8, 0):
+        fast = backend_of(target.device).half_precision()
+        if fast == "bf16":
             return "the GPU has bf16, which is as fast and needs no scaler"
-        return None if capability >= (7, 0) else "the GPU has no fast fp16 arithmetic"
+        return None if fast == "fp16" else "the GPU has no fast fp16 arithmetic"

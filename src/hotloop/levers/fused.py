@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop._torch import UNSCALES, is_simulated_gpu
+from hotloop.device.backend import backend_of
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.levers.flags import FLAGS, set_flags, strides_of
 from hotloop.plan import Plan
@@ -81,7 +82,7 @@ class FusedLever(Lever):
         for optimizer in target.optimizers:
             if all(group.get("fused") for group in optimizer.param_groups):
                 return f"{type(optimizer).__name__} is fused already"
-        if target.device.type not in ("cuda", "cpu", "mps", "xpu"):
+        if not backend_of(target.device).has_fused_optimizers:
             return f"there is no fused kernel for {target.device.type}"
         return None
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hotloop.device.backend import backend_of
 from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
@@ -58,7 +59,7 @@ class Tf32Lever(Lever):
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if target.pinned_precision:
             return f"precision={plan.precision!r} was asked for"
-        if torch.cuda.get_device_capability(target.device) < (8, 0):
+        if backend_of(target.device).half_precision() != "bf16":  # both came with compute capability 8.0
             return "the GPU has no TF32 arithmetic (it came with compute capability 8.0)"
         if fp32_matmul_precision() != "highest":
             return "the precision of matmuls was set by hand"

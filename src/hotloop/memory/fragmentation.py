@@ -1,7 +1,6 @@
 """Memory that is free but in pieces: told from memory that is full, and mended by segments that can grow."""
 
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hotloop._torch import allocator_settings, set_allocator_settings
+from hotloop.device.backend import backend_of
 from hotloop.printing.text import size
 from hotloop.records import Record
 
@@ -52,7 +52,7 @@ def judged(said: str, statistics: Mapping[str, int]) -> Fragmented | None:
 
 def statistics(device: torch.device) -> Mapping[str, int]:
     """The figures of the allocator; none of devices that have another one."""
-    return torch.cuda.memory_stats(device) if device.type == "cuda" else {}
+    return backend_of(device).memory_stats()
 
 
 def mend(found: Fragmented, device: torch.device) -> bool:
@@ -63,7 +63,7 @@ def mend(found: Fragmented, device: torch.device) -> bool:
     held has been released; where it does not help, everything is as before.
     """
     before = allocator_settings()
-    if before is None or not may_be_set(before) or not can_expand(device):
+    if before is None or not may_be_set(before) or not backend_of(device).has_expandable_segments():
         return False
     first = f"{before.strip(' ,')}," if before.strip(" ,") else ""  # whatever is not repeated goes back to its default
     try:
@@ -88,9 +88,3 @@ def may_be_set(settings: str) -> bool:
 def are_on() -> bool:
     """Whether the allocator was told to use expandable segments."""
     return f"{SETTING}:true" in (allocator_settings() or "").replace(" ", "").lower()
-
-
-def can_expand(device: torch.device) -> bool:
-    """Whether PyTorch has expandable segments for the device: with CUDA, on Linux, in its own allocator."""
-    on_linux = sys.platform == "linux" and torch.version.cuda is not None
-    return device.type == "cuda" and on_linux and torch.cuda.get_allocator_backend() == "native"

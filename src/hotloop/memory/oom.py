@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from hotloop.device.room import share
+from hotloop.device.backend import backend_of, is_capturing
 from hotloop.errors import DoesNotFit, HotloopError
 from hotloop.memory.fragmentation import Fragmented, are_on, judged, statistics
 from hotloop.memory.usage import DeviceHoldings, Usage, usage
@@ -61,16 +61,13 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, device: torch.device) -> "Failure":
         """To be asked inside the `except` block, where everything is still there."""
-        return cls(_words(error), _allocated(device), judged(str(error), statistics(device)))
+        return cls(_words(error), backend_of(device).memory_allocated(), judged(str(error), statistics(device)))
 
 
 def clear(device: torch.device) -> None:
     """Free what a failed attempt has left. Call it outside the `except` block, whose traceback holds tensors."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # pieces of another size need blocks of another size
-    elif device.type == "mps":
-        torch.mps.empty_cache()
+    backend_of(device).empty_cache()  # pieces of another size need blocks of another size
 
 
 def surely(call: Callable[[], T], device: torch.device) -> T:
@@ -83,11 +80,6 @@ def surely(call: Callable[[], T], device: torch.device) -> T:
                 raise
         clear(device)
     return call()
-
-
-def is_capturing() -> bool:
-    """Whether what happens now is captured into a CUDA graph: it does not run yet, so there is nothing to repeat."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def does_not_fit(failure: Failure, held: DeviceHoldings, device: torch.device) -> DoesNotFit:
@@ -106,7 +98,7 @@ def does_not_fit(failure: Failure, held: DeviceHoldings, device: torch.device) -
     return DoesNotFit(
         f"a single item does not fit into the memory of {device}\n"
         f"  what fills it: {said}{of}\n  torch says: {failure.said}",
-        fix="; ".join(_advice(held, activations, now, share(device))),
+        fix="; ".join(_advice(held, activations, now, backend_of(device).memory_share())),
     )
 
 
@@ -145,9 +137,3 @@ def _advice(held: DeviceHoldings, activations: int | None, now: Usage, share: fl
 def _words(error: BaseException) -> str:
     """The first line of an error."""
     return (str(error).strip().splitlines() or ["out of memory"])[0]
-
-
-def _allocated(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    return torch.mps.current_allocated_memory() if device.type == "mps" else None

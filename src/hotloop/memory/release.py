@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hotloop.device.backend import backend_of
 from hotloop.memory.oom import clear
 from hotloop.memory.usage import Usage, usage
 from hotloop.printing.text import size
@@ -36,16 +37,16 @@ def release(device: str | torch.device | None = None) -> Released:
     target = _in_use() if device is None else torch.device(device)
     before = usage(target)
     gc.collect()
-    if target.type == "cuda":
-        torch.cuda.synchronize(target)  # blocks that other streams still use come back only when those are done
+    if (backend := backend_of(target)).non_blocking:
+        backend.synchronize()  # blocks that other streams still use come back only when those are done
     clear(target)
     after = usage(target)
     return Released(before, after, _given_back(before, after))
 
 
 def _in_use() -> torch.device:
-    started = torch.accelerator.is_available() and (torch.cuda.is_initialized() or torch.backends.mps.is_available())
-    return torch.accelerator.current_accelerator() or torch.device("cpu") if started else torch.device("cpu")
+    there = torch.accelerator.current_accelerator(check_available=True)
+    return there if there is not None and backend_of(there).is_initialized() else torch.device("cpu")
 
 
 def _given_back(before: Usage, after: Usage) -> int | None:

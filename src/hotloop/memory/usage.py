@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from hotloop._torch import storage_id
 from hotloop.device import as_device
+from hotloop.device.backend import backend_of
 from hotloop.memory.storages import storages_of
 from hotloop.monitor.failures import Failed
 from hotloop.monitor.main_memory import machine_memory
@@ -103,19 +104,23 @@ def usage(device: str | torch.device = "cpu") -> Usage:
     True
     """
     target = as_device(device)
-    if target.type == "cpu":
-        free, total = machine_memory()
-        return Usage("cpu", process=psutil.Process().memory_info().rss, free=free, total=total)
-    if target.type == "cuda":
-        return _cuda(resolve(target))
-    if target.type == "mps":
-        return Usage(
-            str(target),
-            allocated=torch.mps.current_allocated_memory(),
-            reserved=torch.mps.driver_allocated_memory(),
-            total=torch.mps.recommended_max_memory(),
-        )
-    return Usage(str(target))
+    backend = backend_of(target)
+    if backend.is_host:
+        left, ram = machine_memory()
+        return Usage("cpu", process=psutil.Process().memory_info().rss, free=left, total=ram)
+    if backend.tells_memory:
+        target = resolve(target)
+        backend = backend_of(target)
+    free, total = backend.mem_get_info()
+    reserved = backend.memory_reserved()
+    return Usage(
+        str(target),
+        allocated=backend.memory_allocated(),
+        reserved=reserved,
+        process=None if (uuid := backend.uuid()) is None else _process(uuid, reserved or 0),
+        free=free,
+        total=total,
+    )
 
 
 def holdings(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] = ()) -> Holdings:
@@ -154,20 +159,6 @@ def main_memory_left() -> int:
             if limit != psutil.RLIM_INFINITY:
                 left = min(left, max(limit - used, 0))
     return left
-
-
-def _cuda(device: torch.device) -> Usage:
-    index = torch.cuda.current_device() if device.index is None else device.index
-    free, total = torch.cuda.mem_get_info(index)
-    reserved = torch.cuda.memory_reserved(index)
-    return Usage(
-        f"cuda:{index}",
-        allocated=torch.cuda.memory_allocated(index),
-        reserved=reserved,
-        process=_process(str(getattr(torch.cuda.get_device_properties(index), "uuid", "")), reserved),
-        free=free,
-        total=total,
-    )
 
 
 def _process(uuid: str, reserved: int) -> int | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hotloop.data import Stream
 from hotloop.data.sharing import is_filler
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument, BatchError, HotloopError, MemoryWarning
 from hotloop.memory.micro_batches import check_cut, part_of
 from hotloop.memory.oom import is_out_of_memory, surely
@@ -344,8 +345,8 @@ class _Tally:
             metric.reset()
         self._means: Metrics = {name: m for name, m in metrics.items() if name not in self._stateful}
         self._loss, self._compare = loss, None if loss is None else compared(loss)
-        # float64 keeps millions of items exact; Metal has none.
-        self._zero = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
+        # float64 keeps millions of items exact.
+        self._zero = torch.zeros((), device=device, dtype=backend_of(device).widest_float)
         self._sums: dict[str, tuple[Tensor, Number]] = {}  # name → (sum, what it is divided by)
         self._fresh: list[_Share] = []  # not in the sums yet: added up together, which takes few operations
         self._noted = 0  # of these, those of earlier batches

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop._torch import BatchNorm, DispatchMode, gradient_hooks, schema_of
+from hotloop.device.backend import backend_of
 from hotloop.errors import HotloopError
 from hotloop.memory.micro_batches import bounds, part_of
 from hotloop.memory.oom import clear, is_out_of_memory
@@ -339,7 +340,7 @@ class Probe:
                     gradients = self._gradients(losses.total) if grad else None
             total = losses.total.detach()
             values = {name: float(value.detach().double().item()) for name, value in losses.parts.items()}
-            tf32 = _tf32(self.device) or (settled.convolves and self.device.type == "cuda")
+            tf32 = _tf32(self.device) or (settled.convolves and backend_of(self.device).has_tf32)
             return _Pass(
                 {**values, TOTAL: float(total.double().item())},
                 items,
@@ -453,7 +454,7 @@ def _in_eval(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def _tf32(device: torch.device) -> bool:
     """Whether matmuls may round their inputs to 10 bits of mantissa."""
-    if device.type != "cuda":
+    if not backend_of(device).has_tf32:
         return False
     with suppress(RuntimeError):  # the person has set precisions by the newer names: then the older cannot be read
         return torch.get_float32_matmul_precision() != "highest"

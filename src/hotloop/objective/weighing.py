@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hotloop._torch import BatchNorm
+from hotloop.device.backend import is_capturing
 from hotloop.errors import PlanWarning
 from hotloop.memory.micro_batches import HOW_TO_SAY, items_along, joined
-from hotloop.memory.oom import is_capturing
 from hotloop.objective.comparison import (
     GIVEN,
     ITEMS,

@@ -146,7 +146,7 @@ class _Watch(TorchFunctionMode):
         operands = list(operands_of(func, args, kwargs))
         scene = Scene(user_frames(), modules_in_sight(self._model), self._origins)
         if func in _NUMPY:
-            return None if operands[0][1].device.type == "cpu" else _numpy_error(operands[0][1], scene)
+            return None if operands[0][1].is_cpu else _numpy_error(operands[0][1], scene)
         devices = sorted({str(t.device) for _, t in operands})
         if len(devices) < 2 or getattr(func, "__name__", "") in _CROSSINGS:
             return None
@@ -257,14 +257,14 @@ def _mixes_meta(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
 
 def _is_host_scalar(tensor: Tensor) -> bool:
     """A number in a tensor on the host may meet any device."""
-    return tensor.device.type == "cpu" and tensor.dim() == 0
+    return tensor.is_cpu and tensor.dim() == 0
 
 
 def _where_to_meet(operands: Iterable[tuple[str, Tensor]]) -> torch.device:
     """The device to bring the others to: the accelerator, and of several the one that holds most tensors."""
-    devices = [t.device for _, t in operands]
-    away = [d for d in devices if d.type != "cpu"]
-    return max(away or devices, key=(away or devices).count)
+    tensors = [t for _, t in operands]
+    devices = [t.device for t in tensors if not t.is_cpu] or [t.device for t in tensors]
+    return max(devices, key=devices.count)
 
 
 def modules_in_sight(model: nn.Module | None) -> list[nn.Module]:

@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotloop.device.backend import backend_of
+
 FEW_TENSORS = 32  # tensors that are copied one by one: for the first of them, no kernel need be loaded
 
 
 class HostCopy:
-    """Tensors of any shapes, as they are at this point of CUDA's stream; those of other devices are not copied yet.
+    """Tensors of any shapes, as they are at this point of the device's stream; not copied yet where copies block.
 
     >>> HostCopy([torch.ones(2), torch.tensor(3)]).numbers().tolist()
     [1.0, 1.0, 3.0]
@@ -19,14 +21,14 @@ class HostCopy:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
-        self._event: torch.cuda.Event | None = None
-        if tensors and tensors[0].is_cuda:
+        self._event: torch.Event | None = None
+        if tensors and not tensors[0].is_cpu and (backend := backend_of(tensors[0].device)).non_blocking:
             self._tensors = [_pinned(tensors)]
-            self._event = torch.cuda.Event()
+            self._event = backend.new_event()
             self._event.record()
 
     def has_landed(self) -> bool:
-        """Whether `numbers` would not wait for CUDA."""
+        """Whether `numbers` would not wait for the device."""
         return self._event is None or self._event.query()
 
     def numbers(self) -> Any:

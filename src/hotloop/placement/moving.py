@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hotloop.device import as_device, device_error
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument
 from hotloop.printing.text import an
 from hotloop.values.kinds import WORD_KINDS
@@ -38,7 +39,8 @@ def move(batch: T, device: str | torch.device) -> T:
     try:
         if _is_there(batch, target):  # so are most batches of a CPU, and to rebuild them costs more than a kernel
             return batch
-        moved: T = map_leaves(batch, partial(_move_leaf, device=target), _moves_itself)
+        leaf = partial(_move_leaf, device=target, may_be_async=backend_of(target).non_blocking)
+        moved: T = map_leaves(batch, leaf, _moves_itself)
     except RecursionError as error:
         raise _endless(batch) from error
     except (AssertionError, RuntimeError) as error:  # what torch raises where the device is not there
@@ -54,7 +56,7 @@ def upload(items: T, device: torch.device) -> T:
     The driver copies such memory by one thread. Here all threads of PyTorch copy it piece by piece into pinned memory,
     from where the GPU takes one piece while the next is copied.
     """
-    if device.type != "cuda":
+    if not backend_of(device).non_blocking:
         return move(items, device)
     large: T = map_tensors(items, partial(_upload_leaf, device=device))
     return move(large, device)
@@ -62,12 +64,13 @@ def upload(items: T, device: torch.device) -> T:
 
 def upload_beside(items: T, device: torch.device) -> "Future[T]":
     """The same by a thread, on the present stream of the device."""
+    backend = backend_of(device)
 
     def uploaded() -> T:
-        with torch.cuda.device(device), torch.cuda.stream(stream):
+        with backend.current(), backend.on_stream(stream):
             return upload(items, device)
 
-    stream, pool = torch.cuda.current_stream(device), ThreadPoolExecutor(1, "hotloop-upload")
+    stream, pool = backend.current_stream(), ThreadPoolExecutor(1, "hotloop-upload")
     try:
         return pool.submit(uploaded)
     finally:
@@ -76,7 +79,7 @@ def upload_beside(items: T, device: torch.device) -> "Future[T]":
 
 def is_large(tensor: Tensor) -> bool:
     """Whether a tensor is worth an upload by pieces."""
-    if type(tensor) is not Tensor or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout != torch.strided:
         return False
     is_plain = not (tensor.requires_grad or tensor.is_complex() or tensor.is_quantized)
     return is_plain and tensor.nbytes >= LARGE and tensor.is_contiguous() and not tensor.is_pinned()
@@ -87,9 +90,10 @@ def _upload_leaf(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor
     result = torch.empty_like(tensor, device=device)
     source, target = (each.view(-1).view(torch.uint8) for each in (tensor, result))
-    stream = torch.cuda.current_stream(device)
+    backend = backend_of(device)
+    stream = backend.current_stream()
     pinned = [
-        (torch.empty(PIECE, dtype=torch.uint8, device="cpu", pin_memory=True), torch.cuda.Event()) for _ in range(2)
+        (torch.empty(PIECE, dtype=torch.uint8, device="cpu", pin_memory=True), backend.new_event()) for _ in range(2)
     ]
     for number, (piece, place) in enumerate(zip(source.split(PIECE), target.split(PIECE), strict=True)):
         buffer, copied = pinned[number % 2]
@@ -103,7 +107,7 @@ def pin(batch: T) -> T:
     """`batch` with every host tensor in pinned memory, from where a GPU can copy while both sides go on."""
 
     def pinned(leaf: Any) -> Any:
-        if not _has(leaf, "pin_memory") or (isinstance(leaf, Tensor) and leaf.device.type != "cpu"):
+        if not _has(leaf, "pin_memory") or (isinstance(leaf, Tensor) and not leaf.is_cpu):
             return leaf
         return leaf.pin_memory()
 
@@ -184,16 +188,15 @@ def _is_there(value: Any, device: torch.device) -> bool:
     return True
 
 
-def _move_leaf(leaf: Any, device: torch.device) -> Any:
+def _move_leaf(leaf: Any, *, device: torch.device, may_be_async: bool) -> Any:
     """A tensor, or any object that knows how to move itself, on `device`."""
     if not _moves_itself(leaf):
         return leaf
     data = leaf.data if isinstance(leaf, PackedSequence) else leaf
     if not isinstance(data, Tensor):
         return leaf.to(device)
-    # Asynchronous is safe only from pinned memory to CUDA: elsewhere the host may read or reuse the bytes too early.
-    pinned = device.type == "cuda" and data.device.type == "cpu" and data.is_pinned()
-    return leaf.to(device, non_blocking=pinned)
+    # Without streams, or from ordinary memory, the host may read or reuse the bytes too early.
+    return leaf.to(device, non_blocking=may_be_async and data.is_cpu and data.is_pinned())
 
 
 def _moves_itself(value: object) -> bool:

@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hotloop.device.backend import backend_of
 from hotloop.placement.sites import Site, is_in_package, is_in_transformer, user_site
 
 _MESSAGE = ".*called a synchronizing CUDA operation.*"
@@ -53,7 +54,8 @@ def waits(device: str | torch.device = "cuda") -> Iterator[Waits]:
     0
     """
     seen = Waits()
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+    owners = [owner for owner, _ in backend_of(device).synchronizing()]
+    if not owners:
         yield seen
         return
     before = torch.cuda.get_sync_debug_mode()
@@ -72,16 +74,15 @@ def waits(device: str | torch.device = "cuda") -> Iterator[Waits]:
         warnings.showwarning = note
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            with _asked_for(seen):
+            with _asked_for(seen, owners):
                 yield seen
         finally:
             torch.cuda.set_sync_debug_mode(before)
 
 
 @contextmanager
-def _asked_for(seen: Waits) -> Iterator[None]:
+def _asked_for(seen: Waits, owners: Iterable[Any]) -> Iterator[None]:
     """Note waits that the person asks for: these calls of PyTorch tell nobody."""
-    owners: list[Any] = [torch.cuda, torch.cuda.Event, torch.cuda.Stream]
     here = threading.get_ident()
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,11 +1,11 @@
 """What a device can do at most, measured: large matmuls in each precision, and a copy of its memory."""
 
-from contextlib import nullcontext
 from functools import partial
 
 import torch
 
 from hotloop.device import pick
+from hotloop.device.backend import backend_of
 from hotloop.device.clock import measure
 from hotloop.levers.tf32 import fp32_matmul
 from hotloop.objective.objectives import HALF_PRECISIONS
@@ -19,15 +19,14 @@ def ceilings(device: torch.device, *, quick: bool = False) -> dict[str, float]:
     >>> sorted(ceilings(torch.device("cpu"), quick=True))
     ['bytes', 'fp32']
     """
-    side = 256 if quick else 1024 if device.type == "cpu" else 8192
+    is_host = backend_of(device).is_host
+    side = 256 if quick else 1024 if is_host else 8192
     repeats = 3 if quick else 10
     limits = {precision: _product(device, precision, side, repeats) for precision in _precisions(device)}
-    return {**limits, BYTES: _copy(device, 1 << (20 if quick else 24 if device.type == "cpu" else 28), repeats)}
+    return {**limits, BYTES: _copy(device, 1 << (20 if quick else 24 if is_host else 28), repeats)}
 
 
 def _precisions(device: torch.device) -> list[str]:
-    if device.type != "cuda":
-        return ["fp32"]
     half = pick(device).precision
     return ["fp32", *(["tf32"] if half == "bf16" else []), *([half] if half != "fp32" else [])]
 
@@ -35,8 +34,7 @@ def _precisions(device: torch.device) -> list[str]:
 def _product(device: torch.device, precision: str, side: int, repeats: int) -> float:
     kind = HALF_PRECISIONS.get(precision, torch.float32)
     a, b = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
-    on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    with on_device, fp32_matmul("high" if precision == "tf32" else "highest"):
+    with backend_of(device).current(), fp32_matmul("high" if precision == "tf32" else "highest"):
         best = measure(partial(torch.mm, a, b), device=device, repeats=repeats).low
     return 2 * side**3 / best
 

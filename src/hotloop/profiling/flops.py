@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from hotloop._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
+from hotloop.device.backend import backend_of
 from hotloop.values.tree import tensors_of
 
 PRECISION_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -56,7 +57,7 @@ def precision_of(args: Any) -> str:
     first = next(floating, None)
     if first is None:
         return "fp32"
-    if first.dtype == torch.float32 and first.is_cuda and _tf32():
+    if first.dtype == torch.float32 and backend_of(first.device).has_tf32 and _tf32():
         return "tf32"
     return PRECISION_NAMES.get(first.dtype, str(first.dtype).removeprefix("torch."))
 

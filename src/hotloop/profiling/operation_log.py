@@ -21,6 +21,7 @@ from hotloop._torch import (
     running_node,
     schema_of,
 )
+from hotloop.device.backend import backend_of
 from hotloop.placement.sites import Site, is_hotloops, is_users, site_of, user_site
 from hotloop.profiling.flops import flops_of, precision_of
 from hotloop.profiling.residents import Residents
@@ -52,6 +53,7 @@ class OperationLog(DispatchMode):
         super().__init__()
         self.seen: list[LoggedOperation] = []
         self.memory = Residents(device, optimizers)
+        self._backend = backend_of(device)
         self._main = threading.get_ident()
         self._numbers: list[int] = []  # of the next node of autograd, after …
         self._sites: list[Site | None] = []  # … an operation of this line
@@ -62,9 +64,8 @@ class OperationLog(DispatchMode):
         """Look at what runs inside the block, in this thread and in the backward passes that it asks for."""
         with ExitStack() as undo:
             undo.enter_context(around(LoaderIterator, "__next__", self._load))
-            if torch.cuda.is_available():
-                for owner, call in _WAITING:
-                    undo.enter_context(before_each(owner, "synchronize", partial(self._ask, call)))
+            for owner, call in self._backend.synchronizing():
+                undo.enter_context(before_each(owner, "synchronize", partial(self._ask, call)))
             undo.callback(self.memory.close)
             with self:
                 yield self
@@ -143,13 +144,6 @@ class OperationLog(DispatchMode):
         """Note a wait that the person asks for: it is no operation."""
         if threading.get_ident() == self._main:
             self.seen.append(LoggedOperation(call, self._phase(), user_site(), "", 0.0, "fp32"))
-
-
-_WAITING: tuple[tuple[Any, str], ...] = (
-    (torch.cuda, "cudaDeviceSynchronize"),
-    (torch.cuda.Event, "cudaEventSynchronize"),
-    (torch.cuda.Stream, "cudaStreamSynchronize"),
-)
 
 
 def _shapes(args: Any) -> str:

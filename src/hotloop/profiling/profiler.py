@@ -198,7 +198,7 @@ class Profiler:
         """The device: as it was said, or that of the weights."""
         if self._device is None:
             weights = (p for o in self._optimizers for group in o.param_groups for p in group["params"])
-            self._device = next((p.device for p in weights if p.device.type != "cpu"), torch.device("cpu"))
+            self._device = next((p.device for p in weights if not p.is_cpu), torch.device("cpu"))
         return resolve(self._device)
 
     def _notes(self, recording: ProfilerTrace) -> Iterator[str]:

@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
 from hotloop._torch import profiler_runs
+from hotloop.device.backend import backend_of
 from hotloop.device.clock import synchronize
 from hotloop.errors import BadArgument
 from hotloop.profiling.trace_events import MARK, TraceEvent, events_in
@@ -45,15 +46,13 @@ class ProfilerTrace:
             yield
         finally:
             synchronize(self._device)  # so that the device has done what belongs to the last step
-            if self._device.type == "cuda":
-                self.peak = torch.cuda.max_memory_allocated(self._device)
+            self.peak = backend_of(self._device).max_memory_allocated()
             self._profiler.stop()
 
     def begin(self) -> None:
         """The first step begins here."""
         synchronize(self._device)
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        backend_of(self._device).reset_peak_memory_stats()
         _mark()
 
     def mark(self) -> None:
@@ -81,5 +80,5 @@ def _mark() -> None:
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:
     """The host, and the device where it has a timeline of its own. A GPU that is not used is left alone."""
-    other = {"cuda": "CUDA", "xpu": "XPU"}.get(device.type)
+    other = backend_of(device).profiler_activity
     return [ProfilerActivity.CPU, *([getattr(ProfilerActivity, other)] if other else [])]

@@ -28,6 +28,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # it is
 from torch.distributed.rendezvous import rendezvous
 
 from hotloop.device import Choice, pick
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError, PlanWarning
 from hotloop.printing.text import plural, printable
 
@@ -183,7 +184,7 @@ def _local_rank(want: str | torch.device | Choice | None) -> int:
     for name in ("LOCAL_RANK", "SLURM_LOCALID"):
         if name in os.environ:
             return _number(name)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = backend_of("cuda").device_count()
     rank = dist.get_rank() if _is_initialized() else _number("RANK", "0")
     if gpus > 1 and rank == 0 and str(want) in ("None", "cuda", "auto"):
         warnings.warn(
@@ -243,12 +244,13 @@ def _number(name: str, default: str = "") -> int:
 
 def _own_device(want: str | torch.device | Choice | None, local: int) -> str | torch.device | Choice | None:
     """The device of a rank: with several GPUs, each has its own."""
-    if isinstance(want, Choice) or not torch.cuda.is_available():
+    there = backend_of("cuda").device_count()
+    if isinstance(want, Choice) or not there:
         return want
     text = "cuda" if want is None else str(want)
     if text not in ("cuda", "auto"):
         return want
-    if local >= (there := torch.cuda.device_count()):
+    if local >= there:
         raise DeviceUnavailable(
             f"rank {os.environ.get('RANK', '?')} is process {local} (counted from 0) on {socket.gethostname()}, which"
             f" has {plural(there, 'GPU')}",
@@ -272,16 +274,15 @@ def _joined(device: torch.device, local: int) -> Ranks:
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), local, socket.gethostname(), device, None, hosts)
     if not ranks.is_first:  # what is true of all ranks is said once
         warnings.simplefilter("ignore", PlanWarning)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if backend_of(device).collectives == "nccl":
+        backend_of(device).set_current()
         ranks = replace(ranks, group=_group_of_gpus(ranks))
     return ranks
 
 
 def _group_of_gpus(ranks: Ranks) -> Any:
     """NCCL, unless two ranks share a GPU, which it refuses, or the person has made a group of it."""
-    gpu = str(torch.cuda.get_device_properties(ranks.device).uuid)
-    every = ranks.gather([ranks.host, gpu])
+    every = ranks.gather([ranks.host, backend_of(ranks.device).uuid()])
     is_shared = len({tuple(each) for each in every}) < ranks.size
     if is_shared or not dist.is_nccl_available() or "nccl" in str(dist.get_backend_config()):
         return None

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hotloop._torch import storage_id, updating_functions
+from hotloop.device.backend import is_capturing
 from hotloop.memory.storages import storages_of
 from hotloop.scripts.as_main import Enough, quiet_threads, run_as_main
 from hotloop.step.rounds import Rounds
@@ -93,7 +94,7 @@ class ScriptSteps:
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped, or will in the replays of what is captured now."""
-        if _is_capturing():
+        if is_capturing():
             self._captured[id(optimizer)] = None
         else:
             self._count(id(optimizer))
@@ -109,7 +110,7 @@ class ScriptSteps:
             self.device = parameter.device
 
     def _updated_by_hand(self) -> None:
-        if _is_capturing():
+        if is_capturing():
             self._captured[BY_HAND] = None
         else:
             self._step_made()
@@ -139,10 +140,6 @@ class ScriptSteps:
             sys.stdout.flush()
             os._exit(0)
         raise Enough
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class ByHand:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.random import fork_rng
 
 from hotloop._torch import buffers_of, copy_all, gradient_hooks, module_hooks, parameters_of, step_hooks
+from hotloop.device.backend import backend_of
 from hotloop.errors import PlanWarning
 from hotloop.levers.applied import AppliedPlan
 from hotloop.levers.tf32 import fp32_matmul_precision
@@ -582,7 +583,7 @@ class OtherShapes:
     def _captured(self, batch: Any, form: Hashable) -> CapturedGraph | None:
         step = self._step
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool = backend_of(step.device).graph_pool()
             self._rates = Rates(step.optimizers, 1, step.device)
         assert self._rates is not None
         static, buffers = static_batch(batch)

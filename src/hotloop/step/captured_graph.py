@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hotloop._torch import end_capture_pool
+from hotloop.device.backend import backend_of
 from hotloop.placement.sites import is_users, site_of
 from hotloop.values.tree import map_tensors, tensors_in
 
@@ -59,22 +60,22 @@ class CapturedGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     @contextmanager
-    def capturing(self, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+    def capturing(self, stream: torch.Stream, pool: Any = None) -> Iterator[None]:
         """Capture the calls inside the block, which do not run; `pool` is memory shared with other graphs."""
-        rng_state = torch.cuda.get_rng_state(stream.device)
-        current = torch.cuda.current_stream(stream.device)
-        pool = torch.cuda.graph_pool_handle() if pool is None else pool
+        backend = backend_of(stream.device)
+        rng_state = backend.get_rng_state()
+        current = backend.current_stream()
+        pool = backend.graph_pool() if pool is None else pool
         collects = gc.isenabled()
         gc.disable()  # garbage may hold a graph or an event, and to destroy one ends a capture
         try:
-            # Other threads, such as a loader's pinning thread, may go on allocating meanwhile.
-            with torch.cuda.graph(self._graph, pool, stream=stream, capture_error_mode="thread_local"):
+            with backend.capturing(self._graph, stream, pool):
                 yield
         except Exception as error:
-            torch.cuda.set_stream(current)  # PyTorch does not come back by itself from a capture that fails
-            torch.cuda.synchronize(stream.device)
+            backend.set_stream(current)  # PyTorch does not come back by itself from a capture that fails
+            backend.synchronize()
             _unlock_rng(stream)
-            torch.cuda.set_rng_state(rng_state, stream.device)
+            backend.set_rng_state(rng_state)
             end_capture_pool(stream.device, pool)
             if isinstance(error, CannotCapture):
                 raise
@@ -89,13 +90,13 @@ class CapturedGraph:
         self._graph.replay()
 
 
-def _unlock_rng(stream: torch.cuda.Stream) -> None:
+def _unlock_rng(stream: torch.Stream) -> None:
     """Unlock the generator, which a failed capture holds until another capture has ended.
 
     A new state for the generator would not do: earlier graphs would keep the old one.
     """
-    number = torch.zeros((), device=stream.device)
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+    number, backend = torch.zeros((), device=stream.device), backend_of(stream.device)
+    with backend.capturing(torch.cuda.CUDAGraph(), stream):
         number.zero_()
 
 
@@ -172,29 +173,22 @@ def capture_stream(device: torch.device) -> "CaptureStream":
 
     One for all: cuBLAS keeps a workspace, on some GPUs of 32 MiB, for each stream that it was ever used on.
     """
-    return CaptureStream(torch.cuda.Stream(device))
-
-
-def is_ordinary_stream(device: torch.device) -> bool:
-    """Whether work goes to the default stream of a device, outside of a capture, and may synchronize."""
-    if device.type != "cuda":
-        return True
-    is_default = torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
-    return is_default and not torch.cuda.is_current_stream_capturing() and not torch.cuda.get_sync_debug_mode()
+    return CaptureStream(backend_of(device).new_stream())
 
 
 @dataclass
 class CaptureStream:
     """A side stream that stays ordered with the current one."""
 
-    stream: torch.cuda.Stream
+    stream: torch.Stream
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        current = torch.cuda.current_stream(self.stream.device)
+        backend = backend_of(self.stream.device)
+        current = backend.current_stream()
         self.stream.wait_stream(current)
         try:
-            with torch.cuda.stream(self.stream):
+            with backend.on_stream(self.stream):
                 yield
         finally:
             current.wait_stream(self.stream)

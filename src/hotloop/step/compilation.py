@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hotloop._torch import compiler_cache, inductor
+from hotloop.device.backend import backend_of
 from hotloop.errors import OutputError, PlanWarning
 from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.levers.compile import Varying, form_of, mark_varying, sizes_of, varying_between
@@ -136,7 +137,7 @@ def expected_seconds(model: nn.Module, mode: str, key: str | None = None) -> Est
 def key_of(model: nn.Module, batch: Any, plan: Plan) -> str:
     """A key of what a compilation depends on: the model's class and weights, the batch, the plan."""
     weights = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
-    where = torch.cuda.get_device_name(plan.device) if torch.device(plan.device).type == "cuda" else plan.device
+    where = backend_of(plan.device).device_name()
     told = (torch.__version__, where, type(model).__qualname__, weights, str(form_of(batch)))
     settings = (plan.compile, plan.precision, plan.channels_last, plan.tf32)
     return hashlib.sha256(repr((told, settings)).encode()).hexdigest()[:32]

@@ -5,7 +5,7 @@ The numbers are part of the step as those of `x * 0.5` are: an inspection compar
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from threading import Lock
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import DispatchMode
+from hotloop.device.backend import backend_of
 from hotloop.step.dispatching import is_few, name_of
 
 
@@ -52,7 +53,7 @@ class _VisibleTensor:
 def _visible_copy_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def tensor(*args: Any, device: Any = None, requires_grad: bool = False, **others: Any) -> Tensor:
-        if not _is_cuda(device):
+        if not _can_capture(device):
             return original(*args, device=device, requires_grad=requires_grad, **others)
         made = original(*args, **others).to(device)
         return made.requires_grad_() if requires_grad else made
@@ -70,7 +71,7 @@ class _FromHost(DispatchMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if name_of(func) == "aten._to_copy.default" and _is_cuda(kwargs.get("device")) and is_few(args[0]):
+        if name_of(func) == "aten._to_copy.default" and _can_capture(kwargs.get("device")) and is_few(args[0]):
             source = args[0] if kwargs.get("dtype") is None else args[0].to(kwargs["dtype"])
             return filled(source, kwargs["device"])
         return func(*args, **kwargs)
@@ -91,9 +92,10 @@ def filled(source: Tensor, device: torch.device) -> Tensor:
     return made
 
 
-def _is_cuda(device: object) -> bool:
-    """Whether an argument names a CUDA device."""
-    if isinstance(device, int) and not isinstance(device, bool):
-        return torch.cuda.is_available()  # by its number
-    kind = device.type if isinstance(device, torch.device) else device
-    return isinstance(kind, str) and kind.partition(":")[0] == "cuda"
+def _can_capture(device: Any) -> bool:
+    """Whether an argument names a device on which work can be captured; one that names none is PyTorch's to refuse."""
+    if device is None:
+        return False
+    with suppress(RuntimeError, TypeError):
+        return backend_of(torch.device(device)).can_capture
+    return False

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan
 from hotloop.printing.text import plural
@@ -31,7 +32,7 @@ class SpreadModel:
     def words(self, batch: int | None = None) -> str:
         """A line that says how it trains."""
         if not self.is_active:
-            there = "only one is there" if torch.cuda.is_available() else "none is there"
+            there = "only one is there" if backend_of("cuda").device_count() else "none is there"
             return f"DataParallel passes through: it spreads batches over several GPUs, and {there}; {_advice()}"
         items = "" if batch is None else f": {batch} items in a step, {-(-batch // self.gpus)} on each"
         return f"DataParallel over {self.gpus} GPUs{items}; the plan stays as it was given; {_advice(self.gpus)}"
@@ -53,7 +54,7 @@ def device_of(found: "nn.DataParallel[Any] | None") -> str | None:
 
 def through(found: "nn.DataParallel[Any] | None", device: torch.device, objective: Any) -> Any:
     """One or several objectives, called with the `DataParallel` they were written for."""
-    if found is None or (found.device_ids and device.type != "cuda") or world_size() > 1:
+    if found is None or (found.device_ids and backend_of(device).is_host) or world_size() > 1:
         return objective
     if isinstance(objective, Mapping):
         return {name: through(found, device, each) for name, each in objective.items()}
@@ -75,10 +76,10 @@ def spread_over_gpus(model: nn.Module, found: "nn.DataParallel[Any] | None", pla
     """The `DataParallel` that was found around a model, or that the plan asks for; None where neither."""
     if found is None and plan.parallel != "data_parallel":
         return None
-    on_cuda = torch.device(plan.device).type == "cuda"
-    if found is None and on_cuda and torch.cuda.device_count() > 1:
+    gpus = backend_of(plan.device).device_count()
+    if found is None and gpus > 1:
         found = nn.DataParallel(model)
-    elif found is not None and found.device_ids and not on_cuda:
+    elif found is not None and found.device_ids and not gpus:
         found = None  # it would look for the model on a GPU
     spread = SpreadModel(found, 0 if found is None else len(found.device_ids))
     others = [name for name in _OTHERS if getattr(plan, name) != getattr(Plan, name)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import global_step_hooks, step_hooks
-from hotloop.device.room import free
+from hotloop.device.backend import backend_of
 from hotloop.memory.oom import ATTEMPTS, clear, half_updated, is_out_of_memory
 from hotloop.memory.usage import main_memory_left
 from hotloop.values.kinds import CONTAINERS
@@ -40,7 +40,8 @@ def guarded(optimizers: Sequence[Optimizer]) -> Iterator[None]:
 
 def is_plenty(optimizers: Sequence[Optimizer], device: torch.device) -> bool:
     """Whether the free memory surely holds all that steps allocate; what others than PyTorch's take is not known."""
-    unused = main_memory_left() if device.type == "cpu" else free(device)
+    backend = backend_of(device)
+    unused = main_memory_left() if backend.is_host else backend.free_memory()
     if unused is None or not all(map(_is_separable, optimizers)):
         return False
     weights = (weight for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"])

@@ -3,14 +3,13 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hotloop.device.room import room
+from hotloop.device.backend import backend_of
 from hotloop.errors import MemoryWarning
 from hotloop.memory.fragmentation import Fragmented, mend
 from hotloop.memory.micro_batches import bounds
@@ -49,7 +48,7 @@ class OutOfMemory:
     ) -> None:
         self.device = device
         self.modules = modules
-        self.portion = Portion(most, partial(room, device), grows=grows)
+        self.portion = Portion(most, backend_of(device).room, grows=grows)
         self.snapshot = PassSnapshot(modules, device)
         self.optimizers: Sequence[Optimizer] = ()  # whose state is named where nothing fits
         self.has_captures: Callable[[], bool] = lambda: False  # which give way: their memory is no hole

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop.checkpoint.shards import Team
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument
 from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.plan import Plan
@@ -160,7 +161,7 @@ def optimizer_sharded(optimizer: Optimizer, values: dict[str, Any]) -> dict[str,
 def across_ranks(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks, plan: Plan) -> nn.Module:
     """The model with SyncBatchNorm or FSDP as the plan asks on several ranks; raises where that is impossible."""
     if plan.sync_batchnorm:
-        if ranks.device.type != "cuda":
+        if not backend_of(ranks.device).has_sync_batchnorm:
             raise BadArgument(
                 f"sync_batchnorm on {ranks.device.type}: PyTorch has it for GPUs", fix="use GroupNorm or LayerNorm"
             )

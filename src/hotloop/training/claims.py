@@ -319,7 +319,7 @@ def _check_kept(shape: tuple[int, ...] | None, wanted: dict[str, Any] | None, ke
         if not isinstance(mine, Tensor):
             fits = key in kept
         elif mine.numel() == 1 and shape:  # a count of steps; one on a device was not read from a file
-            fits = is_real(value) and (getattr(value, "is_cuda", False) or float(value) >= 0)
+            fits = is_real(value) and (not getattr(value, "is_cpu", True) or float(value) >= 0)
         else:
             whole = mine.shape != _SHAPE[: mine.dim()] or getattr(value, "shape", None) == shape
             fits = isinstance(value, Tensor) and whole and (value.is_floating_point() or value.is_complex())

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from hotloop._torch import DispatchMode
 from hotloop.data.origin import check_loader, check_readable_again
+from hotloop.device.backend import backend_of
 from hotloop.device.clock import Clock, synchronize
-from hotloop.device.room import room
 from hotloop.errors import BadArgument
 from hotloop.memory.micro_batches import rows_of
 from hotloop.memory.oom import clear, is_out_of_memory
@@ -125,7 +125,7 @@ class _Search:
 
     def __init__(self, scratch: Scratch, batch: Any, transform: Any, seconds: float) -> None:
         self._scratch, self._batch, self._transform = scratch, batch, transform
-        self._device = scratch.subject.device
+        self._device, self._is_host = scratch.subject.device, scratch.subject.backend.is_host
         self._began = time.perf_counter()
         self._end = self._began + seconds
         self._items = items_in(batch)
@@ -136,7 +136,7 @@ class _Search:
 
     def run(self, bound: int, bounded_by: Reason) -> Largest:
         # Where too much memory is an error, the batch at hand is a good start; where it is a disaster, a small one is.
-        start = self._items if self._device.type != "cpu" else min(self._items, 2)
+        start = min(self._items, 2) if self._is_host else self._items
         low, high = climb(self._fits, start, bound)
         timed = [each for each in self._tried if each.seconds_per_item]
         quickest = min((each.seconds_per_item or 0.0 for each in timed), default=0.0)
@@ -150,7 +150,7 @@ class _Search:
         begin = time.perf_counter()
         if before and begin + took * max(items / before, 1) > self._end:
             return None
-        if self._device.type == "cpu" and self._expected(items) > (self._memory or 0):
+        if self._is_host and self._expected(items) > (self._memory or 0):
             self._tried.append(Try(items, None, None, False))
             return False
         found = Try(items, None, None, False)
@@ -203,12 +203,12 @@ def _example(data: Any) -> tuple[Any, int | None]:
 
 def _memory(device: torch.device) -> int | None:
     """Bytes available to tensors in all: allocated now, and free."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device) + (room(device) or 0)
-    free = usage(device).free
-    if device.type != "cpu" or free is None:
-        return None
-    return _PeakBytes(device).highest + int(SAFE * free)
+    backend = backend_of(device)
+    if backend.is_host:
+        free = usage(device).free
+        return None if free is None else _PeakBytes(device).highest + int(SAFE * free)
+    allocated, room = backend.memory_allocated(), backend.room()
+    return None if allocated is None or room is None else allocated + room
 
 
 def _warm_optimizer(step: TrainingStep, batch: Any) -> None:
@@ -238,17 +238,15 @@ def _shallow_copy(batch: Any) -> Any:
 
 def _peak_of(call: Callable[[], object], device: torch.device) -> int | None:
     """Run something; returns the peak of allocated bytes on the device, None where that is unknown."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        return torch.cuda.max_memory_allocated(device)
-    if device.type == "cpu":
+    backend = backend_of(device)
+    if backend.is_host:
         peak = _PeakBytes(device)
         with peak:
             call()
         return peak.highest
+    backend.reset_peak_memory_stats()
     call()
-    return None
+    return backend.max_memory_allocated()
 
 
 class _PeakBytes(DispatchMode):

@@ -131,7 +131,7 @@ class PlanSwitch:
         plain = TrainingStep(
             self.subject.model, self.subject.objectives, self.subject.plan, averages=self.subject.averages
         )
-        if self.step.plan.compile != "off" and self._device.type == "cuda":
+        if self.step.plan.compile != "off" and not self.subject.backend.is_host:
             with torch.compiler.set_stance("force_eager"):
                 yield plain
         elif self.memory.has_captures():
@@ -183,7 +183,7 @@ class PlanSwitch:
         levers = self.step.levers
         if (
             self.plans_itself
-            and self._device.type == "cpu"
+            and self.subject.backend.is_host
             and levers.plan.compile == "off"
             and not levers.is_displaced
         ):

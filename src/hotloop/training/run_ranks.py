@@ -17,6 +17,7 @@ from hotloop.data.samplers import generators_of
 from hotloop.data.sharing import is_even, is_filler, shared
 from hotloop.data.streams import Stream
 from hotloop.device import Choice
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.objective.objectives import Objective
 from hotloop.objective.weighing import norms_in
@@ -323,7 +324,8 @@ class Together(Alone):
         names = [] if plan.sync_batchnorm else norms_in(model)
         if names:
             line += f"; batch normalisation ({shorten(names, 2)}) uses only the items of its rank"
-            line += ": Loop(…, sync_batchnorm=True) uses all" if self.group.device.type == "cuda" else ""
+            if backend_of(self.group.device).has_sync_batchnorm:
+                line += ": Loop(…, sync_batchnorm=True) uses all"
         return line
 
     # Decisions

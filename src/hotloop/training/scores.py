@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument
 from hotloop.metrics.evaluation import Metrics, check_metrics
 from hotloop.objective.objectives import Criterion, compared, items_in
@@ -49,8 +50,7 @@ class Scored(nn.Module):
                 fix="give functions (output, target) → tensor, such as hotloop.metrics.accuracy; metrics= takes both",
             )
         scored = cls(loss, metrics)
-        if device.type == "mps":
-            scored.totals = scored.totals.float()  # Metal has no float64
+        scored.totals = scored.totals.to(backend_of(device).widest_float)
         return scored.to(device)
 
     def forward(self, output: Any, target: Any) -> Tensor:

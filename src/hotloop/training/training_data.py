@@ -10,7 +10,6 @@ from hotloop.data.on_device import Resident
 from hotloop.data.origin import nothing_came
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
 from hotloop.step.captured import settings_around
-from hotloop.step.captured_graph import is_ordinary_stream
 from hotloop.step.several import Stretches, stretches
 from hotloop.training.modes import TrainingModes
 from hotloop.training.plan_switch import PlanSwitch
@@ -231,7 +230,7 @@ class TrainingData:
         """Whether a plan may be tried at a step by hand: no other loop's is applied, and nothing special is around."""
         if self._switch.subject.on_ranks or self.expected is not None or not self._switch.step.levers.is_alone():
             return False
-        return settings_around(self._device)[:2] == (True, False) and is_ordinary_stream(self._device)
+        return settings_around(self._device)[:2] == (True, False) and self._switch.subject.backend.is_ordinary_stream()
 
     @contextmanager
     def giving(self, batch: Any) -> Iterator[None]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hotloop.data import BatchOrigin, Stream
+from hotloop.device.backend import backend_of
 from hotloop.errors import LossNotFinite
 from hotloop.placement.host_copy import HostCopy, in_one_row
 from hotloop.printing.text import plural, shorten
@@ -94,7 +95,7 @@ class Watch:
         self.device = device
         self._heard: Callable[[float], None] | None = None
         self._advice = list(advice)  # what to try when the loss is lost
-        self._host = device.type == "cpu"
+        self._host = backend_of(device).is_host
         self.is_in_time = single and self._host  # a bad loss is seen before any weight has changed
         self.names: Collection[str] = ()  # of the losses
         self._batches = 0  # since the start of the run
@@ -334,8 +335,7 @@ class _Flight:
 
 def _sums(every: Sequence[Seen], rows: Tensor) -> Tensor:
     """The sums of losses, weighed by items, on the device."""
-    # float64 keeps the mean of a long epoch exact; Metal has none.
-    exact = torch.float32 if rows.device.type == "mps" else torch.float64
+    exact = backend_of(rows.device).widest_float  # keeps the mean of a long epoch exact
     sums = torch.zeros(rows.shape[1], device=rows.device, dtype=exact)
     first = 0
     # Counts on the device are not compared: that would wait for it.

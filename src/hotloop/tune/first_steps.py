@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from hotloop.device.backend import backend_of
 from hotloop.levers.compile import Varying, sizes_of, varying_between
 from hotloop.plan import Plan
 from hotloop.printing.text import error_in_a_line
@@ -63,7 +64,7 @@ class FirstSteps:
         left, self.left = self.left, 0
         device = self._subject.device
         noted = partial(host_noted, device, self.on_host)
-        is_noted = left == 1 and device.type == "cuda"
+        is_noted = left == 1 and backend_of(device).can_capture
         try:
             with watching(self._loop.step.eagers, noted) if is_noted else nullcontext():
                 return self.watch({}, call)

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from hotloop.device.backend import backend_of
 from hotloop.step.norms import HasStep, NormReader
 
 JUMP = 10.0  # times their median that losses or norms are when they have jumped
@@ -126,7 +127,7 @@ class NormWatch:
         self.due: float = done + FIRST_LOOK  # the batch before which it looks
         self._loop, self._reader = loop, NormReader(loop)
         self._jumps = _jumps(JUMP)
-        self._is_timed = loop.step.device.type != "cpu"
+        self._is_timed = not backend_of(loop.step.device).is_host
         self._begin = self._looked = done  # the batches of its beginning and of its last look
         self._last, self._cost = time.perf_counter(), GUESS  # when that was, and the seconds that one takes
         self._is_first = True  # look
@@ -136,10 +137,12 @@ class NormWatch:
     @staticmethod
     def is_possible(loop: HasStep) -> bool:
         """Whether a step leaves its gradient or the norm of it, and there is one objective."""
-        step = loop.step
+        step, backend = loop.step, backend_of(loop.step.device)
         return (
             len(step.eagers) == 1
-            and step.device.type in ("cpu", "cuda")  # where a number can come to the host without a synchronization
+            and (
+                backend.is_host or backend.non_blocking
+            )  # where a number can come to the host without a synchronization
             and NormReader(loop).knows_without_asking
         )
 

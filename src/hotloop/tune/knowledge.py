@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from hotloop.device.backend import backend_of
 from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import CONVOLUTIONS, LeverTarget, RunFacts
 from hotloop.plan import Plan, Trial, Verdict
@@ -50,9 +51,6 @@ def least_trusted(levers: Sequence[Lever]) -> list[Lever]:
 
 def has_room(device: torch.device) -> bool:
     """Whether memory has room for a second set of activations: a CUDA graph has its own."""
-    if device.type != "cuda":
-        return True
-    return (
-        torch.cuda.max_memory_allocated(device)
-        < EAGER_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
-    )
+    backend = backend_of(device)
+    peak, total = backend.max_memory_allocated(), backend.total_memory()
+    return peak is None or total is None or peak < EAGER_MEMORY_SHARE * total

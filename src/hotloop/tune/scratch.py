@@ -83,8 +83,7 @@ def scratch(
             finally:
                 steps.end()
     finally:
-        if subject.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(subject.device)  # what is tried is no part of a run's peak
+        subject.backend.reset_peak_memory_stats()  # what is tried is no part of a run's peak
         for thing, told in states:
             thing.load_state_dict(told)
         if changed := lasting_changes():

@@ -5,6 +5,7 @@ import time
 
 import torch
 
+from hotloop.device.backend import backend_of
 from hotloop.device.clock import synchronize
 
 
@@ -19,7 +20,7 @@ class Stopwatch:
         self.host = math.inf  # seconds in which the host hands over a batch to a device that has nothing to do
         self.batches = 0
         self._device = device
-        self._clock = time.thread_time if device.type == "cpu" else time.perf_counter
+        self._clock = time.thread_time if backend_of(device).is_host else time.perf_counter
         self._start: float | None = None
 
     def begin(self) -> bool:

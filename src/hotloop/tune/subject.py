@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from hotloop._torch import gradient_hooks
 from hotloop.data.on_device import why_not_resident
+from hotloop.device.backend import Backend, backend_of
 from hotloop.levers import LeverTarget
 from hotloop.levers.channels_last import to_memory_format
 from hotloop.levers.tf32 import fp32_matmul_precision
@@ -43,6 +44,10 @@ class Subject:
     @cached_property
     def device(self) -> torch.device:
         return torch.device(self.plan.device)
+
+    @cached_property
+    def backend(self) -> Backend:
+        return backend_of(self.device)
 
     @property
     def optimizers(self) -> list[Any]:

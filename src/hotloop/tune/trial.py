@@ -14,6 +14,7 @@ from hotloop.data import Stream
 from hotloop.data.on_device import Resident, why_not_resident
 from hotloop.data.origin import check_readable_again, is_in_order
 from hotloop.data.samplers import has_known_sampler
+from hotloop.device.backend import backend_of
 from hotloop.device.clock import Clock, synchronize
 from hotloop.errors import BadArgument
 from hotloop.levers import LEVERS, Lever, LeverTarget
@@ -473,7 +474,7 @@ class Trials:
         if not slow:
             return taken
         # A GPU computes while the host loads; a CPU does one after the other.
-        return max(self.alone, taken) if self._device.type == "cuda" else self.alone + taken
+        return self.alone + taken if backend_of(self._device).is_host else max(self.alone, taken)
 
 
 def _words(error: Exception, plan: Plan) -> str:

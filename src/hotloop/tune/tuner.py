@@ -432,7 +432,7 @@ class Tuner:
 
     def _is_worth_it(self, left: int, plain: float, before: int) -> bool:
         """Whether a plan pays for so many batches; on a CPU no clock decides, so that a run can be repeated."""
-        if self.subject.device.type == "cpu":
+        if self.subject.backend.is_host:
             return left >= WORTH_ON_CPU
         start = expected_start(self.subject.scene(self._next.loader))
         return (left - before) * plain >= max(WORTH_A_PLAN, start / SAVED)
@@ -497,7 +497,7 @@ class Tuner:
 
     def _why_not_captured(self, seen: Inspection, batch: Any) -> str | None:
         """Why the step cannot be captured, as far as the gate's pass and a real step tell."""
-        if self.subject.device.type != "cuda":
+        if not self.subject.backend.can_capture:
             return None
         if signature(batch) is None:
             return "the form of a batch cannot be compared, as of a sparse or a nested tensor"
@@ -537,7 +537,7 @@ class Tuner:
     def _not_slower(self, plain: float, now: float) -> "Course[float]":
         """Drop levers until the step is no slower than the eager one."""
         begin, plan = self._plain_plan, self._loop.step.plan
-        on_cpu = self.subject.device.type == "cpu"
+        on_cpu = self.subject.backend.is_host
         is_starved = self._loop.ranks.largest(self._is_starved) > 0
         limit = plain * (SURELY_SLOWER if on_cpu or is_starved else SLOWER)
         # Where shapes vary, each new one may take its time the first time; and other programs disturb.
@@ -668,7 +668,7 @@ class Tuner:
 
         On a CPU, those of the quickest of a few steps: other programs disturb some.
         """
-        if self.subject.device.type == "cpu":
+        if self.subject.backend.is_host:
             quickest = math.inf
             for _ in range(min(steps, PLAIN_STEPS)):
                 watch = self._stopwatch = Stopwatch(self.subject.device)

@@ -788,7 +788,7 @@ def _tensor_mark(tensor: Tensor) -> _Tensor:
         if not plain or tensor.is_meta:
             return _Tensor((str(tensor.layout), str(tensor.dtype), id(tensor)))
     form = (tuple(tensor.shape), str(tensor.dtype))
-    if tensor.device.type == "cpu" and not tensor.is_quantized:
+    if tensor.is_cpu and not tensor.is_quantized:
         return _Tensor((*form, _checksum(tensor.detach())))
     return _Tensor((*form, id(tensor), version_of(tensor)))
 
@@ -826,7 +826,7 @@ def memory_of(value: object, most: int | None = None) -> Any:
         return value.reshape(-1, order="A").view(np.uint8)
     if type(value) not in (Tensor, nn.Parameter, nn.Buffer) or not isinstance(value, Tensor) or value.is_meta:
         return None
-    if value.device.type != "cpu" or value.layout != torch.strided or not value.numel():
+    if not value.is_cpu or value.layout != torch.strided or not value.numel():
         return None
     steps = zip(value.shape, value.stride(), strict=True)
     extent = (1 + sum((size - 1) * stride for size, stride in steps)) * value.element_size()

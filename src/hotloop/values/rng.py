@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument
 from hotloop.values.tree import leaves, map_leaves, map_tensors
 
@@ -108,24 +109,22 @@ def host_rngs() -> dict[str, Rng]:
 
 def rngs_of(device: torch.device) -> dict[str, Rng]:
     """The global generators of the host, and that of a device, by its type."""
-    rngs = host_rngs()
-    if device.type == "cuda":
-        rngs["cuda"] = Rng(partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device))
-    elif device.type == "mps":
-        rngs["mps"] = Rng(torch.mps.get_rng_state, torch.mps.set_rng_state)
+    rngs, backend = host_rngs(), backend_of(device)
+    if backend.has_rng:
+        rngs[device.type] = Rng(backend.get_rng_state, backend.set_rng_state)
     return rngs
 
 
-def quick_rng(device: torch.device) -> Rng:
-    """The generator that steps on a device use most, by the calls that get and set its state soonest."""
-    if device.type != "cuda":
-        return Rng(torch.default_generator.get_state, torch.default_generator.set_state)
-    generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+def quick_rng(device: torch.device) -> tuple[str, Rng]:
+    """A generator that steps on a device use, by the calls that get and set its state soonest, and its name."""
+    generator = backend_of(device).generator()
+    if generator is None:
+        return "torch", Rng.of(torch.default_generator)
     try:
         generator.get_offset()
     except RuntimeError:  # that of a simulated GPU draws on the host
-        return Rng(generator.get_state, generator.set_state)
-    return Rng(generator.get_offset, generator.set_offset)  # the seed stays
+        return device.type, Rng.of(generator)
+    return device.type, Rng(generator.get_offset, generator.set_offset)  # the seed stays
 
 
 def same_state(a: Any, b: Any) -> bool:

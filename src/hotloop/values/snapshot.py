@@ -224,11 +224,11 @@ class _Values:
 
     def _copy(self, tensor: Tensor) -> Tensor:
         if self._on_host:
-            return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+            return tensor.clone() if tensor.is_cpu else tensor.cpu()
         try:
             return tensor.clone()
         except Exception as error:
-            if tensor.device.type == "cpu" or not is_out_of_memory(error):
+            if tensor.is_cpu or not is_out_of_memory(error):
                 raise
         return tensor.cpu()
 
@@ -407,8 +407,8 @@ class PassSnapshot:
         own = {name: Rng.of(generator) for name, generator in (generators or {}).items()}
         self._rngs = {rng: f"the rng of {name}" for name, rng in every.items()} | {rng: n for n, rng in own.items()}
         self._generators: dict[int, Generator] = {}  # of modules, which were found
-        self._covered = every["cuda" if device.type == "cuda" else "torch"]  # noted before every pass, in a quick way
-        self._quick = quick_rng(device)
+        covered, self._quick = quick_rng(device)
+        self._covered = every[covered]  # noted before every pass, in a quick way
         self._rng_state: Any = None  # that of the device before the pass
         self._outer: tuple[Any, Any] | None = None  # a batch that can be taken from, and what it held
         # What passes were seen to change.
@@ -634,7 +634,7 @@ def _may_be_written(tensor: Tensor, copy: Tensor, version: int | None) -> bool:
     """
     if version is None or version_of(tensor) != version:
         return True
-    if tensor.device.type == "cpu":
+    if tensor.is_cpu:
         return not torch.equal(tensor, copy)
     return tensor.is_floating_point() and tensor.numel() <= SMALL
 

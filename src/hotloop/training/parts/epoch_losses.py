@@ -40,7 +40,9 @@ class EpochRecords(Part):
     def __init__(self, run: RunState, asked: FitArguments) -> None:
         super().__init__(run, asked)
         core = run.core
-        self.needs_epochs_now = core.subject.device.type != "cuda" or core.ranks.size > 1  # ranks add up at one moment
+        self.needs_epochs_now = (
+            not core.subject.backend.non_blocking or core.ranks.size > 1
+        )  # ranks add up at one moment
         self._under_way: deque[Trained] = deque()
         self._earlier = 0.0  # seconds of the epoch in progress, in an earlier part of the run
         self._began = 0.0

@@ -2,11 +2,10 @@
 
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hotloop.errors import PlanWarning
@@ -41,7 +40,9 @@ class Journal(Part):
         self._logs.open()
         if self._monitor:
             log = None if self._logs.is_empty else self._logs
-            self._watching = Watching(gpus=_gpus(self.run.loop.device), log=log, step=self._step).start()
+            self._watching = Watching(
+                gpus=self.run.core.subject.backend.monitor_ids(), log=log, step=self._step
+            ).start()
         try:
             yield
         finally:
@@ -83,7 +84,7 @@ class Journal(Part):
 
     def _rate_of_learning(self) -> dict[str, float | None]:
         rate = self.run.loop.optimizers[0].param_groups[0]["lr"]
-        if isinstance(rate, Tensor) and rate.device.type != "cpu":
+        if isinstance(rate, Tensor) and not rate.is_cpu:
             return {}  # to read it would synchronize
         return {"lr": float(rate)} if isinstance(rate, int | float | Tensor) else {}
 
@@ -95,10 +96,3 @@ class Journal(Part):
         """Warn of logs that broke; in the thread of the training, where a warning may be an error."""
         for what, error in self._logs.failures():
             warnings.warn(f"{what}: {error}", PlanWarning, stacklevel=5)
-
-
-def _gpus(device: torch.device) -> Collection[int | str]:
-    """The GPU of a run: by its UUID, since CUDA may count GPUs in another order than the driver does."""
-    if device.type == "cuda":
-        return [str(torch.cuda.get_device_properties(device).uuid)]
-    return [0] if device.type == "mps" else []

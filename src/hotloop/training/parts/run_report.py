@@ -6,8 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import torch
-
 from hotloop.plan import Plan
 from hotloop.records import PlanChange
 from hotloop.training.claims import each, fields, record, require
@@ -36,8 +34,7 @@ class Reporting(Part):
             len(core.switch.plans) - 1
         )  # plans of the loop up to the one that this part of the run begins with
         self._last, self._tuned = time.perf_counter(), core.tuner.seconds
-        if run.loop.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(run.loop.device)
+        core.subject.backend.reset_peak_memory_stats()
 
     def report(self) -> Mapping[str, Any]:
         self._measure()
@@ -50,7 +47,7 @@ class Reporting(Part):
             "skipped": loop.skipped - skipped,
             "interrupted": run.stop.asked and not (run.is_complete or run.is_done),
             "curve": tuple((batch - first, loss) for batch, loss in run.core.watch.curve if batch > first),
-            "peak_memory": self.peak_memory if loop.device.type == "cuda" else None,
+            "peak_memory": self.peak_memory if run.core.subject.backend.tells_memory else None,
             "tuning": self.tuning,
             "out_of_memory": loop.out_of_memory - failures,
             "stopped": None if run.is_complete else run.stop.why,
@@ -75,8 +72,7 @@ class Reporting(Part):
         core, now = self.run.core, time.perf_counter()
         self.seconds, self._last = self.seconds + now - self._last, now
         self.tuning, self._tuned = self.tuning + core.tuner.seconds - self._tuned, core.tuner.seconds
-        if core.subject.device.type == "cuda":
-            self.peak_memory = max(self.peak_memory, torch.cuda.max_memory_allocated(core.subject.device))
+        self.peak_memory = max(self.peak_memory, core.subject.backend.max_memory_allocated() or 0)
         core.switch.note("the step was changed while it ran")  # where many steps at once have not noted it yet
         steps, _, batches, _ = self.before
         for change in core.switch.plans[self._noted :]:
