@@ -334,13 +334,33 @@ def test_what_only_a_gpu_computes_is_said() -> None:
     assert "hotloop_tests.only_there" in note
 
 
-def test_replays_of_a_graph_are_said_not_to_be_computed() -> None:
-    with simulate("h200", values=True) as sim:
-        graph = torch.cuda.CUDAGraph()
+def test_a_graph_computes_when_it_is_replayed_and_not_before() -> None:
+    with simulate("h200", values=True):
+        x, graph = torch.zeros(3, device="cuda"), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            torch.zeros(1, device="cuda")
-        graph.replay()
-    assert any("replays of a CUDA graph" in note for note in sim.result.notes)
+            assert torch.cuda.is_current_stream_capturing()
+            doubled = x.add_(1) * 2
+            drawn = torch.rand(8, device="cuda")
+            with pytest.raises(RuntimeError, match="stream is capturing"):
+                drawn.sum().item()
+        assert x.tolist() == [0.0] * 3
+        numbers = []
+        for replays in (1, 2):
+            graph.replay()
+            numbers.append(drawn.tolist())
+            assert (x.tolist(), doubled.tolist()) == ([replays] * 3, [2 * replays] * 3)
+        assert numbers[0] != numbers[1]
+
+
+@pytest.mark.parametrize("read", [Tensor.item, Tensor.cpu, lambda x: x.nonzero()])
+def test_what_makes_the_host_wait_warns_where_pytorch_was_asked_to(read: Any) -> None:
+    with simulate("h200", values=True):
+        x = torch.ones((), device="cuda")
+        read(x)
+        torch.cuda.set_sync_debug_mode("warn")
+        with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+            read(x)
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_an_index_that_is_out_of_range_is_an_error_as_on_the_cpu() -> None:

@@ -15,6 +15,7 @@ from hotloop.step.captured import CapturedStep
 from hotloop.step.captured_graph import Rates
 
 gpu = pytest.mark.gpu
+pytestmark = pytest.mark.simulated
 
 
 class Scaled(nn.Module):
@@ -313,6 +314,7 @@ class Recurrent(nn.Module):
 
 
 @gpu
+@pytest.mark.simulated(False)
 @pytest.mark.filterwarnings("error:steps")
 @pytest.mark.parametrize("graph", [1, 8])
 def test_a_recurrent_layer_with_dropout_stays_captured(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from hotloop.placement.waits import waits
 from hotloop.step.captured_graph import CannotCapture, CapturedGraph, renew_accumulation
 
 CUDA = hotloop.Plan(device="cuda:0")
+pytestmark = pytest.mark.simulated
 
 
 def data(rows: int = 256) -> TensorDataset:
@@ -126,6 +127,7 @@ def test_a_loss_of_an_earlier_loop_that_is_still_there_is_no_obstacle(accumulate
 
 
 @pytest.mark.gpu
+@pytest.mark.simulated(False)
 def test_without_a_graph_there_are_no_kernels_that_are_for_graphs() -> None:
     def drawing(model: nn.Module, batch: Any) -> Tensor:
         torch.randn(1)  # on the host

@@ -11,7 +11,7 @@ from hotloop.step import captured
 from hotloop.step.inspection import Inspection, departure
 
 EPOCHS = 8
-pytestmark = pytest.mark.usefixtures("soon")
+pytestmark = [pytest.mark.usefixtures("soon"), pytest.mark.simulated]
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from hotloop.values.reach import ReachableState, shown
 from hotloop.values.rng import RngStates
 from hotloop.values.tree import form_of
 
+_DEVICE = "prim.device.default"  # a question that subclasses of Tensor make an operation of
 _RECURRENCE, _DROPOUT_STATE = "aten._cudnn_rnn.default", "aten._cudnn_init_dropout_state.default"
 MOST_LOOKS = 4  # at a step before it is captured; two where they agree
 _FROZEN = "it draws random numbers on the host, which a capture would freeze"
@@ -237,7 +238,7 @@ def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     name = name_of(func)
     if name in _OF_SEEDS:
         return isinstance(args[0], Tensor) and args[0].dim() == 0 and args[0].dtype == torch.int64
-    return name == _DROPOUT_STATE or name in _ALLOCATIONS
+    return name in (_DROPOUT_STATE, _DEVICE) or name in _ALLOCATIONS
 
 
 def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:

@@ -57,11 +57,14 @@ class Crossings:
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool) -> None:
         """Tell a copy, unless it is one of ours."""
         if not self._gpu.silent:
+            if blocking:
+                self._gpu.synchronizes()
             self._gpu.teller.copied(size, direction, pinned=pinned, blocking=blocking, place=user_site())
 
     def waited(self, kind: str) -> None:
         """Tell that the host waits."""
         if not self._gpu.silent:
+            self._gpu.synchronizes()
             self._gpu.teller.waited(kind, user_site())
 
     def _to_copy(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 """`torch.cuda` as the named card would answer."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from hotloop.apps.simulate._torch import answer_below_cuda, answer_for_cudnn, leave_out_nccl
 from hotloop.apps.simulate.cards import Card
 from hotloop.apps.simulate.dispatch import SimulatedGpu
+from hotloop.apps.simulate.known import Known
 from hotloop.apps.simulate.memory import MemoryListener
 from hotloop.apps.simulate.replaced import Patches
 from hotloop.placement.sites import user_site
@@ -18,6 +20,7 @@ from hotloop.printing.text import size
 
 _CUDA_VERSION = "13.0"  # said on a build without CUDA, since scripts compare it
 _CUDNN_VERSION = 91000  # shim.cpp says the same
+_SYNC_MODES = ("default", "warn", "error")
 _SHARED = (  # with torch.accelerator
     *("synchronize", "empty_cache", "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -33,6 +36,7 @@ class SimulatedStream:
     """Stands in for `torch.cuda.Stream`."""
 
     wait: Wait = staticmethod(lambda kind: None)  # told when the host waits
+    query: Callable[..., bool]
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device = torch.device("cuda", 0)
@@ -41,9 +45,6 @@ class SimulatedStream:
 
     def synchronize(self) -> None:
         self.wait("synchronize")
-
-    def query(self) -> bool:
-        return True
 
     def wait_stream(self, stream: Any) -> None: ...
     def wait_event(self, event: Any) -> None: ...
@@ -95,17 +96,45 @@ class Within:
 
 
 class Graph:
-    """Stands in for `torch.cuda.CUDAGraph`: what is captured runs once, and a replay does nothing."""
+    """Stands in for `torch.cuda.CUDAGraph`: nothing is computed in a capture, and a replay computes it all."""
 
-    def __init__(self, keep_graph: bool = False) -> None: ...
-    def capture_begin(self, *_: Any, **__: Any) -> None: ...
-    def capture_end(self) -> None: ...
-    def replay(self) -> None: ...
-    def reset(self) -> None: ...
+    known: Known  # of the device
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._work: list[Callable[[], None]] = []
+
+    def capture_begin(self, *_: Any, **__: Any) -> None:
+        self.known.captured = self._work = []
+
+    def capture_end(self) -> None:
+        self.known.captured = None
+
+    def replay(self) -> None:
+        for work in self._work:
+            work()
+
+    def reset(self) -> None:
+        self._work = []
+
     def enable_debug_mode(self) -> None: ...
 
     def pool(self) -> tuple[int, int]:
         return (0, 0)
+
+
+class Capturing(Within):
+    """Stands in for `torch.cuda.graph(...)`."""
+
+    def __init__(self, graph: Graph, *_: Any, stream: Any = None, **__: Any) -> None:
+        super().__init__(stream)
+        self._graph = graph
+
+    def __enter__(self) -> Any:
+        self._graph.capture_begin()
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._graph.capture_end()
 
 
 # `torch.cuda.FloatTensor` and its like, which a build without CUDA does not have
@@ -166,7 +195,7 @@ class Cuda:
         self._teller = gpu.teller
         self._held = memory
         self._share = 1.0  # of memory, which this process may take
-        self.replayed = False  # whether a CUDA graph was asked to run again, which it does not
+        self._sync_mode = 0  # what PyTorch does where it makes the host wait: nothing, warn, raise
         self._stream = SimulatedStream()
         self._generator = torch.Generator(device="cuda")
 
@@ -187,8 +216,9 @@ class Cuda:
         if torch.version.cuda is None:
             patches.set(torch.version, "cuda", _CUDA_VERSION)
         patches.set(SimulatedStream, "wait", staticmethod(self._waited))
+        patches.set(SimulatedStream, "query", lambda stream: self._not_captured())
         patches.set(SimulatedEvent, "wait_told", staticmethod(self._waited))
-        patches.set(Graph, "replay", lambda graph: setattr(self, "replayed", True))
+        patches.set(Graph, "known", self._gpu.known)
         for name in _SHARED:
             if hasattr(torch.accelerator, name):
                 patches.set(torch.accelerator, name, getattr(torch.cuda, name))
@@ -208,7 +238,24 @@ class Cuda:
         return memory
 
     def _waited(self, kind: str) -> None:
+        self._not_captured()
         self._teller.waited(kind, user_site())
+
+    def _set_sync_mode(self, mode: int | str) -> None:
+        self._sync_mode = _SYNC_MODES.index(mode) if isinstance(mode, str) else mode
+
+    def _not_captured(self) -> bool:
+        if self._gpu.known.captured is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        return True
+
+    def synchronizes(self) -> None:
+        """PyTorch makes the host wait, which it tells where it was asked to; during a capture it must not."""
+        self._not_captured()
+        if self._sync_mode == 1:
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
+        elif self._sync_mode == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
 
     def _device(self) -> dict[str, Any]:
         card = self._card
@@ -240,8 +287,8 @@ class Cuda:
             "temperature": lambda device=None: 40,
             "power_draw": lambda device=None: 100_000,
             "clock_rate": lambda device=None: 1500,
-            "set_sync_debug_mode": lambda mode: None,
-            "get_sync_debug_mode": lambda: 0,
+            "set_sync_debug_mode": self._set_sync_mode,
+            "get_sync_debug_mode": lambda: self._sync_mode,
             "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
         }
 
@@ -323,9 +370,9 @@ class Cuda:
             "default_stream": lambda device=None: self._stream,
             "set_stream": lambda stream: None,
             "CUDAGraph": Graph,
-            "graph": Within,
+            "graph": Capturing,
             "graph_pool_handle": lambda: (0, 0),
-            "is_current_stream_capturing": lambda: False,
+            "is_current_stream_capturing": lambda: self._gpu.known.captured is not None,
             "make_graphed_callables": lambda callables, *_, **__: callables,
         }
 

@@ -1,7 +1,7 @@
 """Every operation of a script: those on the host run as usual, those on the simulated device are told, not computed."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 from types import FrameType
@@ -77,6 +77,7 @@ class SimulatedGpu(OperationMode):
         self.operations = self.trained = 0  # of the device; those of backward passes and optimizers
         self.accumulated = False  # whether a gradient came into being since somebody looked
         self.by_hand = ByHand(lambda: None)
+        self.synchronizes: Callable[[], None] = lambda: None  # called where PyTorch makes the host wait
         self._one_at_a_time = RLock()  # a script may train in threads
         self._crossings = Crossings(self)
 

@@ -1,5 +1,6 @@
 """What is known of the values on the simulated device: what came from the host, and what follows from it alone."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ class Known:
     """
 
     everything = False  # whether all values are known
+    captured: list[Callable[[], None]] | None = None  # what a replay has to compute, while a CUDA graph is captured
 
     def arrived(self, tensor: Tensor, values: Tensor) -> None:
         """Values of the host were copied to a tensor."""

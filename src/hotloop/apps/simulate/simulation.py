@@ -87,6 +87,7 @@ class Engine:
         self._rounds = Rounds()
         self._held: set[int] = set()  # parameters of optimizers
         self._cuda = Cuda(self.card, self.gpu, self.memory)
+        self.gpu.synchronizes = self._cuda.synchronizes
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -237,8 +238,6 @@ class Engine:
             notes.append(f"loops that only evaluate were ended after rounds that are alike, at {at(ended)}")
         if values.flipped:
             notes.append(f"a loop waited for values at {at(values.flipped)}: other answers were tried")
-        if self.values and self._cuda.replayed:
-            notes.append("replays of a CUDA graph are not computed: what it writes to is as at its capture")
         return [*notes, *self.known.notes()]
 
 

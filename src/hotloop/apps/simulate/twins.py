@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ class Twins(Known):
     """Every memory of the simulated device has a twin on the host, and every operation runs on the twins as well.
 
     Views and in-place operations need no care: a tensor's twin is the same window on the twin of its memory. Random
-    numbers are the host's, in the order in which the script asks for them, as if its device were the CPU.
+    numbers are the host's, in the order in which the script asks for them, as if its device were the CPU. What a CUDA
+    graph captures is computed by its replays, and not before.
     """
 
     everything = True
@@ -32,12 +34,26 @@ class Twins(Known):
         self._unable: dict[str, str] = {}  # by operation: why its values are not known
 
     def arrived(self, tensor: Tensor, values: Tensor) -> None:
-        with without_functions():
-            self.values(tensor).copy_(values.detach())
+        if self.captured is not None:
+            self.captured.append(partial(self.arrive, tensor, values))
+        else:
+            self.arrive(tensor, values)
 
     def happened(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func.is_view or facts(func).name in _UNWRITTEN:
             return
+        if self.captured is not None:
+            self.captured.append(partial(self.compute, func, args, kwargs, result))
+        else:
+            self.compute(func, args, kwargs, result)
+
+    def arrive(self, tensor: Tensor, values: Tensor) -> None:
+        """Values of the host are there now."""
+        with without_functions():
+            self.values(tensor).copy_(values.detach())
+
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Compute an operation on the twins."""
         with without_functions():
             given = [t.untyped_storage() for t in tensors_of((args, kwargs)) if is_simulated(t)]
             there = {storage_id(storage) for storage in given}
