@@ -18,7 +18,12 @@ JSON = st.recursive(
 )
 
 
-@given(st.integers(0, 10**18), st.integers(0), st.none() | st.floats(allow_nan=False), st.none() | st.text())
+@given(
+    st.integers(0, 10**18),
+    st.integers(0),
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.none() | st.text(),
+)
 def test_sums_come_back_equal(step: int, number: int, score: float | None, goal: str | None) -> None:
     sums = Sums(step, number, score, FILES, goal)
     assert Sums.from_bytes(sums.to_bytes()) == sums

@@ -242,7 +242,7 @@ def without_faults(run: Run, scripted: Scripted, epochs: int, sizes: list[list[i
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that grow back at once, so that all sizes come up."""
-    monkeypatch.setattr(portion, "GOOD_PASSES", 2)
+    monkeypatch.setattr(Portion, "_patience", 2)
     monkeypatch.setattr(portion, "MOST_GOOD_PASSES", 4)
 
 

@@ -218,19 +218,11 @@ def test_keys_of_a_person_and_betas_as_a_list_resume(tmp_path: Path) -> None:
     assert found == groups
 
 
-REFUSED = {
-    "a rate that it does not accept": ("lr", lambda step: -1e-3, "Invalid learning rate"),
-    "a word for a number": ("momentum", lambda step: "0.9" if step == 6 else 0.9, "momentum is not what a run"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_resuming_would_refuse_is_said_when_it_is_saved(name: str, tmp_path: Path) -> None:
-    setting, value, says = REFUSED[name]
-
+def test_what_resuming_would_refuse_is_said_when_it_is_saved(tmp_path: Path) -> None:
     def change(group: dict[str, Any], step: int) -> None:
-        group[setting] = value(step)
+        group["momentum"] = "0.9" if step == 6 else 0.9
 
+    says = "momentum is not what a run"
     with pytest.warns(CheckpointWarning, match=f"cannot resume from the checkpoint of step 6: .*{says}") as told:
         fitted(sgd, change, tmp_path)
     assert len(told) == 1

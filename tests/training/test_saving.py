@@ -28,14 +28,14 @@ from hotloop.errors import BadArgument, OutputError
 from hotloop.training.intervals import interval_in, seconds_in
 from hotloop.training.parts.checkpoint import Checkpoints
 from hotloop.training.parts.epoch_losses import EpochRecords
-from hotloop.training.state import state_of
+from hotloop.training.state import LoopState
 from hotloop.training.watch import Ending
 
 from ..thorough import dealt
 from ..warm import Warm
 from .conftest import at_step, signalled
 
-STATE_OF = "hotloop.training.parts.loop_state.state_of"
+state_of = LoopState.state_dict
 FILES = ("tensors.safetensors", "state.json", "sums.json")
 
 
@@ -105,7 +105,7 @@ def test_training_does_not_wait_for_a_save(task, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Store, "write", blocked)
     loop, asked = loop_of(task), []
     at_step(loop, 13, release.set)
-    monkeypatch.setattr(STATE_OF, lambda core: asked.append(loop.steps) or state_of(core))
+    monkeypatch.setattr(LoopState, "state_dict", lambda state: asked.append(loop.steps) or state_of(state))
     report = fit(task, tmp_path, loop=loop, epochs=2, every="2 steps")
     assert report.steps == 14, "the save of step 2 was held up until step 12"
     assert asked[:2] == [0, 2]
@@ -181,7 +181,7 @@ def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(
 ) -> None:
     loop, asked = loop_of(task), []
     at_step(loop, 2, lambda: loop._core.subject.optimizers[0].param_groups[0].update(note=object()))
-    monkeypatch.setattr(STATE_OF, lambda core: asked.append(loop.steps) or state_of(core))
+    monkeypatch.setattr(LoopState, "state_dict", lambda state: asked.append(loop.steps) or state_of(state))
     with pytest.warns(CheckpointWarning) as told:
         report = fit(task, tmp_path, loop=loop, epochs=2, every="4 steps")
     assert asked == [0, 4, 8, 12, 14], "it is tried again when it is time for the next, not at every step"
@@ -365,11 +365,11 @@ def test_a_window_that_the_end_of_the_epoch_cuts_short_is_completed_too(task, tm
 def test_before_the_first_batch_nothing_is_trained(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = loop_of(task)
 
-    def interrupted(core: Any) -> dict[str, Any]:
+    def interrupted(state: Any) -> dict[str, Any]:
         signal.raise_signal(signal.SIGTERM)
-        return state_of(core)
+        return state_of(state)
 
-    monkeypatch.setattr(STATE_OF, interrupted)  # which is asked for once everything is set up
+    monkeypatch.setattr(LoopState, "state_dict", interrupted)  # which is asked for once everything is set up
     report = fit(task, tmp_path, loop=loop, epochs=3)
     assert (report.interrupted, report.stopped, report.steps, report.saved) == (True, "SIGTERM", 0, None)
     assert names(tmp_path) == []
@@ -432,12 +432,12 @@ def test_after_everything_is_done_a_signal_is_no_interruption(
 ) -> None:
     loop = loop_of(task)
 
-    def late(core: Any) -> dict[str, Any]:
+    def late(state: Any) -> dict[str, Any]:
         if loop.steps == 7:
             signal.raise_signal(signal.SIGTERM)  # in the last save
-        return state_of(core)
+        return state_of(state)
 
-    monkeypatch.setattr(STATE_OF, late)
+    monkeypatch.setattr(LoopState, "state_dict", late)
     report = fit(task, tmp_path, loop=loop, every="1h")
     assert (report.interrupted, report.stopped, report.saved) == (False, None, 7)
 

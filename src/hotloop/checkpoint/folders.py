@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, ClassVar
 from weakref import WeakValueDictionary
@@ -24,7 +25,7 @@ _TAKEN = (errno.EAGAIN, errno.EACCES)  # what POSIX lets `lockf` say of a lock t
 
 
 class Summing:
-    """A file that hashes and counts the bytes which pass through."""
+    """A file that hashes and counts the bytes that are written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -35,12 +36,6 @@ class Summing:
         self._hash.update(data)
         self._count += len(data)
         self._file.write(data)
-
-    def readinto(self, buffer: memoryview) -> int:
-        count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]  # binary files have it
-        self._hash.update(buffer[:count])
-        self._count += count
-        return count
 
     @property
     def sum(self) -> Sum:
@@ -57,8 +52,8 @@ def written(path: Path) -> Iterator[Summing]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Summing, int]]:
-    """A file to read and its true size; a link, a pipe or a device is a ValueError, and is not waited for."""
+def opened(path: Path) -> Iterator[tuple[BufferedReader, int]]:
+    """A file to read and its size; a link, a pipe or a device is a ValueError, and is not waited for."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if path.is_symlink():
         raise ValueError(f"{path.name} is a link")
@@ -66,7 +61,7 @@ def opened(path: Path) -> Iterator[tuple[Summing, int]]:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise ValueError(f"{path.name} is not a file")
-        yield Summing(file), about.st_size
+        yield file, about.st_size
 
 
 def sync_folder(folder: Path) -> None:

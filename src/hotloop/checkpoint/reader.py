@@ -1,5 +1,6 @@
-"""Reading one checkpoint: everything in it is a claim until it was checked, and each byte is read once."""
+"""Reading one checkpoint: each file is hashed, then read."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hotloop.checkpoint.damage import DamagedCheckpoint
-from hotloop.checkpoint.folders import Summing, opened
+from hotloop.checkpoint.folders import opened
 from hotloop.checkpoint.shards import Assembly, Team, shards_in
-from hotloop.checkpoint.sums import LONGEST_FILE, STATE, SUMS, TENSORS, Sum, Sums
-from hotloop.checkpoint.tensorfile import CHUNK, read_tensors
+from hotloop.checkpoint.sums import LONGEST_FILE, STATE, SUMS, TENSORS, Sums
 from hotloop.checkpoint.tree import unpack
 from hotloop.errors import BadArgument
 from hotloop.printing.text import printable
@@ -48,7 +49,7 @@ def load(path: str | Path) -> Checkpoint:
 def read_checkpoint(path: Path, sums: Sums, team: Team | None = None) -> Checkpoint:
     """The content of a checkpoint whose sums were read already; with a `team`, this rank's rows of what is sharded."""
     state = _read(path, STATE, sums, _state_in)
-    tensors = _read(path, TENSORS, sums, read_tensors)
+    tensors = _read(path, TENSORS, sums, _tensors_in)
     shards = _read_shards(path, sums, state, team)
     return Checkpoint(sums.step, path, _checked(path, STATE, lambda: unpack(tensors, state, shards)), sums.score)
 
@@ -75,7 +76,7 @@ def read_sums(path: Path) -> Sums:
         with opened(path / SUMS) as (file, length):
             if length > LONGEST_FILE:
                 raise ValueError("it is far too long")
-            return Sums.from_bytes(_whole(file, length))
+            return Sums.from_bytes(file.read())
 
     return _checked(path, SUMS, read)
 
@@ -90,51 +91,38 @@ def _checked(path: Path, name: str, read: Callable[[], T]) -> T:
     except OSError as error:
         what = f"{name} cannot be read: {error.strerror or error}"
         raise DamagedCheckpoint(f"{printable(str(path))}: {what}", fix="check its permissions") from error
-    except (ValueError, RecursionError, MemoryError) as error:
+    except (ValueError, RecursionError, MemoryError, SafetensorError) as error:
         what = f"{name}: {printable(str(error)[:300]) or type(error).__name__}"
         raise DamagedCheckpoint(f"{printable(str(path))} is damaged: {what}", fix=ADVICE) from error
 
 
-def _read(path: Path, name: str, sums: Sums, read: Callable[[Summing, int], Any] | None) -> Any:
+def _read(path: Path, name: str, sums: Sums, read: Callable[[Path], Any] | None) -> Any:
     """What `read` gives of a file that is the one which was written; without `read` only its size is compared."""
-    expected = sums.files[name]
 
     def verified() -> Any:
+        expected = sums.files[name]
         with opened(path / name) as (file, length):
             if length < expected.size:
                 raise ValueError(f"it is cut short: {length} of {expected.size} bytes")
             if length > expected.size:
                 raise ValueError(f"it is not the file that was written: {length} bytes instead of {expected.size}")
-            if read is None:
-                return None
-            try:
-                got = read(file, length)
-            except ValueError:
-                rest = memoryview(bytearray(CHUNK))
-                while file.readinto(rest):
-                    pass
-                _check_content(file, expected)  # the likelier reason, and the more useful one
-                raise
-            _check_content(file, expected)
-            return got
+            if read is not None and hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
+                raise ValueError("its content has changed since it was written (the SHA-256 differs)")
+        return None if read is None else read(path / name)
 
     return _checked(path, name, verified)
 
 
-def _check_content(file: Summing, expected: Sum) -> None:
-    if file.sum != expected:
-        raise ValueError("its content has changed since it was written (the SHA-256 differs)")
-
-
-def _state_in(file: Summing, length: int) -> Any:
-    if length > LARGEST_STATE:
+def _state_in(path: Path) -> Any:
+    if path.stat().st_size > LARGEST_STATE:
         raise ValueError("it is far too long")
-    return json.loads(_whole(file, length), parse_constant=_no_constant)
+    return json.loads(path.read_bytes(), parse_constant=_no_constant)
 
 
-def _whole(file: Summing, length: int) -> bytes:
-    content = bytearray(length)
-    return bytes(content[: file.readinto(memoryview(content))])
+def _tensors_in(path: Path) -> dict[str, Tensor]:
+    # Copies: the file itself is mapped into memory, and whoever writes to it again would change them.
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # it is no dict
 
 
 def _no_constant(name: str) -> None:

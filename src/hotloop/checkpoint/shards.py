@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from hotloop.checkpoint import folders
@@ -22,11 +23,7 @@ from hotloop.checkpoint.sums import Sum, shard_name
 from hotloop.checkpoint.tensorfile import (
     DTYPE_NAMES,
     DTYPES,
-    ReadableFile,
     Source,
-    fill,
-    read_header,
-    skip,
     write_tensors,
 )
 from hotloop.errors import OutputError
@@ -203,23 +200,19 @@ class Assembly:
         """Whether the file of a rank that has written has rows for this one."""
         return any(_common(self._rows[name], entry.rows(rank)) for name, entry in self._entries.items())
 
-    def read(self, rank: int, file: ReadableFile, size: int) -> None:
+    def read(self, rank: int, path: Path) -> None:
         """Take the rows of a rank's file; one that does not hold what it should is a ValueError."""
         expected = {name: entry.rows(rank) for name, entry in self._entries.items() if _common(entry.rows(rank))}
-        header = read_header(file, size)
-        if {name for name, _ in header} != expected.keys():
-            raise ValueError("it holds other tensors than it should")
-        for name, told in header:
-            entry, (start, stop) = self._entries[name], expected[name]
-            if (told.dtype, told.shape) != (entry.dtype, (stop - start, *entry.shape[1:])):
-                raise ValueError(f"its header describes {name[:80]!r} in another way than it should")
-            row = told.nbytes // (stop - start)
-            first, last = _common(self._rows[name], (start, stop)) or (start, start)
-            skip(file, (first - start) * row)
-            if first < last:
-                mine = self._rows[name][0]
-                fill(file, self._memory[name][first - mine : last - mine])
-            skip(file, (stop - last) * row)
+        with safe_open(path, "pt") as file:
+            if set(file.keys()) != expected.keys():
+                raise ValueError("it holds other tensors than it should")
+            for name, (start, stop) in expected.items():
+                entry, rows = self._entries[name], file.get_slice(name)
+                if (rows.get_dtype(), rows.get_shape()) != (DTYPE_NAMES[entry.dtype], [stop - start, *entry.shape[1:]]):
+                    raise ValueError(f"its header describes {name[:80]!r} in another way than it should")
+                if (common := _common(self._rows[name], (start, stop))) is not None:
+                    first, last, mine = *common, self._rows[name][0]
+                    self._memory[name][first - mine : last - mine] = rows[first - start : last - start]
 
     def tensors(self) -> dict[str, Tensor]:
         """What was put together: whole tensors, or those of the team."""

@@ -228,8 +228,8 @@ def as_step(step: int) -> int:
 
 
 def as_score(score: float | None) -> float | None:
-    """A score as a plain number; nan counts as none, so it is never the best."""
-    return None if score is None or math.isnan(score) else float(score)
+    """A score as a plain number; one that is not finite counts as none, so it is never the best."""
+    return None if score is None or not math.isfinite(score) else float(score)
 
 
 def _look(path: Path, step: int) -> _Listed:

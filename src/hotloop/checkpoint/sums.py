@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from hotloop.printing.text import printable
+from hotloop.records import Record
 from hotloop.version import __version__
 
 FORMAT = "hotloop-checkpoint"
@@ -26,7 +26,7 @@ def shard_name(rank: int, size: int) -> str:
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Record):
     """The size and the hash of one file."""
 
     size: int
@@ -34,37 +34,27 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Sums:
+class Sums(Record):
     """What a checkpoint is, and what its files must be."""
 
     step: int
     number: int  # counts the saves of a folder, so that the newest is known after a step was trained again
-    score: float | None  # lower is better; never nan
+    score: float | None  # lower is better
     files: dict[str, Sum]
     goal: str | None = None  # what the score is of; None where nobody said
 
     @property
     def shards(self) -> list[str]:
         """The files that ranks have written, by rank."""
-        size = len(self.files) - 2
+        size = min(len(self.files) - 2, MOST_SHARDS)
         return [shard_name(rank, size) for rank in range(size)]
 
     def to_bytes(self) -> bytes:
-        score = str(self.score) if self.score in (math.inf, -math.inf) else self.score  # JSON has no infinity
-        about: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "hotloop": __version__,
-            "step": self.step,
-            "number": self.number,
-            "score": score,
-            "goal": self.goal,
-            "files": {name: {"size": each.size, "sha256": each.sha256} for name, each in self.files.items()},
-        }
+        about = {"format": FORMAT, "version": VERSION, "hotloop": __version__, **self.to_json()}
         return json.dumps({**about, "sha256": _own(about)}, indent=1).encode()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> "Sums":
+    def from_bytes(cls, content: bytes) -> Self:
         """Read what `to_bytes` wrote; anything else is a ValueError that says what it is."""
         try:
             about = json.loads(content)
@@ -81,31 +71,15 @@ class Sums:
         if about.pop("sha256", None) != _own(about):
             raise ValueError(f"{SUMS} does not hold what was written")
         try:
-            return cls._of(about)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ValueError(f"{SUMS} lacks what it should hold") from error
-
-    @classmethod
-    def _of(cls, about: dict[str, Any]) -> "Sums":
-        files = {name: Sum(_count(each["size"]), str(each["sha256"])) for name, each in about["files"].items()}
-        size = len(files) - 2
-        shards = [shard_name(rank, size) for rank in range(min(size, MOST_SHARDS))]
-        if files.keys() != {TENSORS, STATE, *shards}:
-            raise ValueError("it names other files")
-        score = None if about["score"] is None else float(about["score"])
-        if score is not None and math.isnan(score):
-            raise ValueError("a score is a number")
-        if (goal := about["goal"]) is not None and not isinstance(goal, str):
-            raise ValueError("a goal is a name")
-        return cls(_count(about["step"]), _count(about["number"]), score, files, goal)
+            sums = cls.from_json(about)
+            is_sound = sums.is_sound() and sums.files.keys() == {TENSORS, STATE, *sums.shards}
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            is_sound = False
+        if not is_sound:
+            raise ValueError(f"{SUMS} lacks what it should hold")
+        return sums
 
 
 def _own(about: dict[str, Any]) -> str:
     """The hash of the sums themselves: a flipped bit in the step or the score must show too."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError("a count was expected")
-    return value

@@ -1,7 +1,6 @@
-"""safetensors files, written from a stream of bytes and read into place, so that each byte is summed on its way.
+"""safetensors files, written as a stream: tensors come from a device in pieces, without a copy of all of them.
 
-The safetensors package writes and reads whole files at once. Here the bytes come from a device in pieces, or are hashed
-while they arrive, which takes no second copy and no second reading; any reader of safetensors can read the result.
+The safetensors package, which reads them, writes only what is whole on the host.
 """
 
 import json
@@ -14,8 +13,6 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 20  # bytes that are hashed and written while they are in the processor's cache
-LONGEST_HEADER = 100_000_000  # what every reader accepts
-MOST_DIMENSIONS = 64  # what PyTorch computes with
 DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -38,10 +35,6 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 class Sink(Protocol):
     def write(self, data: memoryview | bytes, /) -> object: ...
-
-
-class ReadableFile(Protocol):
-    def readinto(self, buffer: memoryview, /) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -113,77 +106,3 @@ def _header(entries: Mapping[str, TensorEntry], about: Mapping[str, str] | None)
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def read_tensors(file: ReadableFile, size: int) -> dict[str, Tensor]:
-    """Read a file of `size` bytes, each byte once and into its place; whatever does not fit is a ValueError."""
-    tensors: dict[str, Tensor] = {}
-    for name, entry in read_header(file, size):
-        try:
-            tensors[name] = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
-        except (RuntimeError, TypeError, OverflowError) as error:
-            raise ValueError(f"no memory for a tensor of shape {entry.shape}") from error
-        fill(file, tensors[name])
-    return tensors
-
-
-def fill(file: ReadableFile, tensor: Tensor) -> None:
-    """Read the bytes of a tensor of the host, which is contiguous, into its memory."""
-    for chunk in bytes_of(tensor):
-        _fill(file, chunk)
-
-
-def skip(file: ReadableFile, count: int) -> None:
-    """Read so many bytes and drop them; they are summed."""
-    scratch = memoryview(bytearray(min(count, CHUNK)))
-    while count:
-        _fill(file, scratch[: min(count, CHUNK)])
-        count -= min(count, CHUNK)
-
-
-def read_header(file: ReadableFile, size: int) -> list[tuple[str, TensorEntry]]:
-    """The tensors in the order of their bytes, after it was seen that these fill the file exactly."""
-    length = int.from_bytes(_take(file, 8, size), "little")
-    if length > min(size - 8, LONGEST_HEADER):
-        raise ValueError("it does not begin like a safetensors file")
-    try:
-        table = json.loads(_take(file, length, size))
-    except (ValueError, RecursionError) as error:
-        raise ValueError("its header is not JSON") from error
-    if not isinstance(table, dict):
-        raise ValueError("its header is not a table")
-    table.pop("__metadata__", None)
-    rows = sorted((_row(name, about) for name, about in table.items()), key=lambda row: row[:2])
-    position = 0
-    for start, end, name, entry in rows:
-        if start != position or end - start != entry.nbytes:
-            raise ValueError(f"its header gives {name[:80]!r} an impossible offset")
-        position = end
-    if position != size - 8 - length:
-        raise ValueError("its header and its size differ")
-    return [(name, entry) for _, _, name, entry in rows]
-
-
-def _row(name: str, about: object) -> tuple[int, int, str, TensorEntry]:
-    match about:
-        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(start), int(end)]} if (
-            kind in DTYPES and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
-        ):
-            return start, end, name, TensorEntry(DTYPES[kind], tuple(shape))
-    raise ValueError(f"its header describes {name[:80]!r} in a way that cannot be read")
-
-
-def _take(file: ReadableFile, count: int, size: int) -> bytes:
-    if count > size:
-        raise ValueError("it is cut short")
-    held = bytearray(count)
-    _fill(file, memoryview(held))
-    return bytes(held)
-
-
-def _fill(file: ReadableFile, room: memoryview) -> None:
-    while room:
-        count = file.readinto(room)
-        if not count:
-            raise ValueError("it is cut short")
-        room = room[count:]

@@ -19,7 +19,6 @@ from hotloop.values.attributes import (
     ValueSnapshot,
     may_become,
     parts_of,
-    stored_by,
 )
 from hotloop.values.rng import Rng, generators_in, host_rngs, same_state
 
@@ -142,9 +141,9 @@ class _Holder:
         if self._is_stateful:
             self._sampler.load_state_dict(state)
             return
-        restoring, stored = Restoring(), stored_by(type(self._sampler).__mro__)
+        restoring = Restoring()
         for name, value in state.items():
-            if may_become(self._sampler, name, value, stored):
+            if may_become(self._sampler, name, value):
                 self._known.add(name)
                 restoring.put(vars(self._sampler), name, copy.deepcopy(value))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from statistics import median
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from hotloop.printing import markup
 from hotloop.printing.text import count, duration, plural, printable, size
@@ -29,7 +29,7 @@ class Record:
 
     def is_sound(self, *, finite: bool = True) -> bool:
         """Whether every field has a value of the type that it declares, and, with `finite`, no number is NaN or inf."""
-        hints = get_type_hints(type(self))
+        hints = get_type_hints(type(self), include_extras=True)
         return all(is_of(hints[f.name], getattr(self, f.name), finite=finite) for f in fields(self))  # type: ignore[arg-type]
 
 
@@ -37,6 +37,8 @@ def is_of(hint: Any, value: Any, *, finite: bool = True) -> bool:
     """Whether a value is what a type says, as far as records use types."""
     kind, arms = get_origin(hint), get_args(hint)
     inner = partial(is_of, finite=finite)
+    if kind is Annotated:
+        return inner(arms[0], value) and all(fits(value) for fits in arms[1:] if callable(fits))
     if kind in (types.UnionType, Union):
         return any(inner(arm, value) for arm in arms)
     if kind is Literal:
@@ -54,7 +56,7 @@ def is_of(hint: Any, value: Any, *, finite: bool = True) -> bool:
         return type(value) in (int, float) and (math.isfinite(value) or not finite)
     if isinstance(hint, type) and issubclass(hint, Record):
         return isinstance(value, hint) and value.is_sound(finite=finite)
-    return hint is Any or type(value) is hint
+    return hint is Any or type(value) is hint or (hint not in _AS_THEY_ARE and isinstance(value, hint))
 
 
 def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -69,6 +71,8 @@ def restored(hint: Any, value: Any) -> Any:
     """`value` as JSON gave it, in the type that the record declares."""
     if value is None:
         return math.nan if hint is float else None  # JSON has no NaN, and files have null for it
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
     if get_origin(hint) is types.UnionType:
         hint = next(arm for arm in get_args(hint) if arm is not type(None))
     if is_dataclass(hint) and isinstance(hint, type) and issubclass(hint, Record):

@@ -4,9 +4,8 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any
 
@@ -25,7 +24,7 @@ from hotloop.printing.text import shorten
 from hotloop.ranks.group import Ranks
 from hotloop.step.sharding import refuse_lazy
 from hotloop.step.trained_objectives import TrainedObjective
-from hotloop.step.window import Window
+from hotloop.step.window import AgreedWeights, Window
 
 SEEN = 3  # updates, in which it shows which parameters get gradients and how losses are weighed; then DDP is built
 TIMED, KEPT = 4, 64  # one update in so many is timed, and so many of them are kept
@@ -63,20 +62,6 @@ class UpdateTimes:
         return median(own for own, _ in times), median(end - own for own, end in times)
 
 
-@dataclass(frozen=True)
-class AgreedWeights:
-    """How ranks weigh losses, as the batches of the first windows have shown.
-
-    It is in checkpoints: a resumed run begins with other batches, and weights in another unit would round otherwise.
-    """
-
-    windows: int = 0  # in which ranks have agreed
-    unit: float = 1.0  # in which all of them count weights
-    ratio: float | None = None  # what an item weighs, where that is the same in the batches of all ranks
-    on_device: bool = False  # whether weights are added up there
-    is_sum: bool = False  # whether losses are sums, which have no weights
-
-
 class AcrossRanks(ABC):
     """Stands in for an objective, and averages its gradients over all ranks.
 
@@ -99,7 +84,7 @@ class AcrossRanks(ABC):
         self.ranks, self.is_even, self.is_filler = ranks, is_even, is_filler
         self.model, self.trained, self.objective = model, trained, objective
         self._finished = 0  # windows
-        self.agreement = AgreedWeights()
+        self.agreement = AgreedWeights(ranks.size)
         self._agreed_in: int | None = None  # window
         self._was_told = False  # that a loss is weighed by its items
         self._sum: tuple[Tensor, Any] | None = None  # of weights, on its way
@@ -152,15 +137,6 @@ class AcrossRanks(ABC):
             self._begin_sum(window)
         return total * 0.0 if weighed is None else weighed
 
-    def state_dict(self) -> dict[str, Any]:
-        """The agreement of the ranks, and how many they are."""
-        return {"ranks": self.ranks.size, **asdict(self.agreement)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `state_dict`; other ranks have batches of other sizes, and agree anew."""
-        agreed = {field.name: state[field.name] for field in fields(AgreedWeights)}
-        self.agreement = AgreedWeights(**agreed) if state["ranks"] == self.ranks.size else AgreedWeights()
-
     def share_buffers(self) -> None:
         """Broadcast the buffers of rank 0, since each rank has those of its own batches, as in batch normalisation."""
         self._take_from_first(buffer for buffer in self.model.buffers() if not is_lazy(buffer))
@@ -195,7 +171,9 @@ class AcrossRanks(ABC):
         every = self.ranks.gather([float(losses.unit), ratio, isinstance(mass, Tensor), losses.is_sum])
         units, ratios, on_device, sums = zip(*every, strict=True)
         common = ratios[0] if len(set(ratios)) == 1 else None
-        self.agreement = AgreedWeights(self.agreement.windows + 1, max(units), common, any(on_device), all(sums))
+        self.agreement = AgreedWeights(
+            self.ranks.size, self.agreement.windows + 1, max(units), common, any(on_device), all(sums)
+        )
         self._agreed_in = self._finished
 
     def _hold_to_agreement(self, losses: Losses) -> None:

@@ -1,16 +1,16 @@
 """`Portion`: the size of micro-batches after memory ran out."""
 
 from collections.abc import Callable
-from typing import Any
+
+from hotloop.values.saved import Count, HasState, Positive, Saved
 
 GOOD_PASSES = 50  # good passes before larger micro-batches are tried
 MOST_GOOD_PASSES = 6400
 MORE_ROOM = 1.1  # times the room of the last failure: reason enough to try at once
 LOOK_EVERY = 10  # passes between two looks at the room
-_LEARNT = ("limit", "failures", "cuts", "_room_at_failure", "_room_at_try", "_good", "_passes", "_largest", "_patience")
 
 
-class Portion:
+class Portion(HasState):
     """The size of micro-batches. It halves when memory runs out; after a quiet spell it doubles, which is a try.
 
     A try that fails brings back the size that was good and doubles the spell, so that tries become rare instead of
@@ -22,20 +22,23 @@ class Portion:
     32
     """
 
+    name = "loop.portion"
+    limit: Saved[Positive | None] = None  # items at once; None for all
+    failures: Saved[Count] = 0
+    cuts: Saved[Count] = 0  # failures on which smaller micro-batches followed
+    _room_at_failure: Saved[Count | None] = None
+    _room_at_try: Saved[Count] = 0
+    _good: Saved[Positive | None] = None  # the size to fall back to while a larger one is tried
+    _passes: Saved[Count] = 0  # good ones since the last change
+    _largest: Saved[Count] = 0  # items of the largest batch so far
+    _patience: Saved[Positive] = GOOD_PASSES
+
     def __init__(
         self, most: int | None = None, room: Callable[[], int | None] = lambda: None, *, grows: bool = True
     ) -> None:
         self.most = most
-        self.limit = most  # items at once; None for all
-        self.failures = 0
-        self.cuts = 0  # failures on which smaller micro-batches followed
+        self.limit = most
         self._room, self._grows = room, grows
-        self._room_at_failure: int | None = None
-        self._room_at_try = 0
-        self._good: int | None = None  # the size to fall back to while a larger one is tried
-        self._passes = 0  # good ones since the last change
-        self._largest = 0  # items of the largest batch so far
-        self._patience = GOOD_PASSES
 
     def of(self, items: int) -> int:
         """The number of items of a batch to compute at once."""
@@ -90,15 +93,6 @@ class Portion:
             self.limit = None
         self._passes = 0
         return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sizes and counts, as plain data."""
-        return {name: getattr(self, name) for name in _LEARNT}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a `state_dict`; `most` stays as it is."""
-        for name in _LEARNT:
-            setattr(self, name, state.get(name, getattr(self, name)))  # an earlier version may lack some
 
     def _has_more_room(self) -> bool:
         if self._passes % LOOK_EVERY or self._room_at_failure is None:

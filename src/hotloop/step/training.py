@@ -1,6 +1,7 @@
 """`TrainingStep`: composes the step of a plan from the eager step and its wrappers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,14 +23,15 @@ from hotloop.step.inspection import Inspection, host_noted
 from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.step.sharding import is_sharded
 from hotloop.step.trained_objectives import TrainedObjective
-from hotloop.step.window import Window
+from hotloop.step.window import AgreedWeights, Window
+from hotloop.values.saved import Amount, Count, HasState, Saved
 from hotloop.values.snapshot import Gradients, PassSnapshot
 
 if TYPE_CHECKING:
     from hotloop.step.across import AcrossRanks
 
 
-class TrainingStep:
+class TrainingStep(HasState):
     """Trains on batches as a plan says: `run(batch)` is one step and returns the losses by name.
 
     `memory`: repeats a batch in micro-batches where memory runs out; None: that is an error, as in a trial.
@@ -40,6 +42,13 @@ class TrainingStep:
     """
 
     run: Callable[[Any], Parts]
+    name = "loop.update"
+    steps: Saved[Count]
+    skipped: Saved[Count]
+    scalers: Saved[dict[str, dict[str, Amount]]]  # by objective
+    across: Saved[dict[str, AgreedWeights]]
+    windows: Saved[Count]  # that have begun, where not every batch trains all objectives
+    losses: Saved[dict[str, Tensor]]  # there the last of each
 
     def __init__(
         self,
@@ -267,21 +276,30 @@ class TrainingStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Counts, loss scales and what ranks have agreed on, between two windows."""
-        scalers = {e.trained.name: e.scaler.state_dict() for e in self.eagers if e.scaler.is_enabled()}
-        across = {e.trained.name: e.across.state_dict() for e in self.eagers if e.across is not None}
-        counts = {"steps": self.counts.steps, "skipped": self.counts.skipped, "scalers": scalers, "across": across}
-        return counts | self._alternating.state_dict()
+        return {
+            "steps": self.counts.steps,
+            "skipped": self.counts.skipped,
+            "scalers": {e.trained.name: e.scaler.state_dict() for e in self.eagers if e.scaler.is_enabled()},
+            "across": {e.trained.name: e.across.agreement.to_json() for e in self.eagers if e.across is not None},
+            **self._alternating.state_dict(),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         """Load a `state_dict`; gradients of an unfinished window are dropped."""
+        undo.callback(self._set_state, self.state_dict())
+        self._set_state(state)
+
+    def _set_state(self, state: Mapping[str, Any]) -> None:
         self.counts.steps, self.counts.skipped = state["steps"], state["skipped"]
         self._alternating.load_state_dict(state)
         for eager in self.eagers:
             eager.begin()
             if eager.scaler.is_enabled() and eager.trained.name in state["scalers"]:
                 eager.scaler.load_state_dict(state["scalers"][eager.trained.name])
-            if eager.across is not None and (agreed := state.get("across", {}).get(eager.trained.name)) is not None:
-                eager.across.load_state_dict(agreed)
+            if eager.across is not None and (agreed := state["across"].get(eager.trained.name)) is not None:
+                there, here = AgreedWeights.from_json(agreed), AgreedWeights(eager.across.ranks.size)
+                # Another number of ranks has batches of other sizes, and agrees anew.
+                eager.across.agreement = there if there.ranks == here.ranks else here
 
 
 class Switched:
@@ -336,8 +354,9 @@ class Alternating:
 
     def state_dict(self) -> dict[str, Any]:
         """The count of windows and the last losses, where not every batch trains all objectives."""
-        return {"windows": self._windows, "losses": dict(self._losses)} if self._varies else {}
+        return {"windows": self._windows, "losses": dict(self._losses)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._windows, losses = state.get("windows", 0), state.get("losses", {})
-        self._losses = {name: loss.to(self._device) for name, loss in losses.items()} if self._varies else {}
+        if self._varies:
+            self._windows = state["windows"]
+            self._losses = {name: loss.to(self._device) for name, loss in state["losses"].items()}

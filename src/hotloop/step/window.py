@@ -1,8 +1,10 @@
 """`Window`: the batches since the last update and their weights."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,24 @@ from torch import Tensor, nn
 from hotloop._torch import foreach_div_
 from hotloop.memory.oom import surely
 from hotloop.objective.objectives import Losses
+from hotloop.records import Record
 from hotloop.step.sharding import local_shard
+from hotloop.values.saved import Amount, Count, Positive
+
+
+@dataclass(frozen=True)
+class AgreedWeights(Record):
+    """How ranks weigh losses, as the batches of the first windows have shown.
+
+    It is in checkpoints: a resumed run begins with other batches, and weights in another unit would round otherwise.
+    """
+
+    ranks: Positive = 1
+    windows: Count = 0  # in which ranks have agreed
+    unit: Annotated[float, lambda unit: 0 < unit < math.inf] = 1.0  # in which all of them count weights
+    ratio: Amount | None = None  # what an item weighs, where that is the same in the batches of all ranks
+    on_device: bool = False  # whether weights are added up there
+    is_sum: bool = False  # whether losses are sums, which have no weights
 
 
 @dataclass(slots=True)

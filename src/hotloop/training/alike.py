@@ -18,7 +18,7 @@ from hotloop.levers.flags import FLAGS
 from hotloop.plan import Plan
 from hotloop.printing.text import printable, shorten
 from hotloop.ranks.group import Ranks, RanksDiffer
-from hotloop.training.claims import is_real
+from hotloop.training.checks import is_real
 from hotloop.version import __version__
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element

@@ -5,7 +5,6 @@ that was is progress, and belongs to the checkpoint: a counter, a queue, a tempe
 schedule. So only what differs from the beginning of the run is saved, and a person may go on with other settings.
 """
 
-import copy
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,17 +35,7 @@ from hotloop.checkpoint.damage import unusable
 from hotloop.checkpoint.tree import pack
 from hotloop.data.loader_rng import is_stateful
 from hotloop.data.origin import owner_of
-from hotloop.errors import BadArgument
-from hotloop.printing.text import shorten
-from hotloop.training.claims import (
-    CHANGES,
-    check_module,
-    check_sharing,
-    check_tensors,
-    generator,
-    require,
-    shapes_of,
-)
+from hotloop.training.checks import check_sharing, is_state_of_generator, require
 from hotloop.training.schedulers import functions_in
 from hotloop.values.attributes import (
     HOOKS_INSTALLED,
@@ -60,10 +49,10 @@ from hotloop.values.attributes import (
     may_become,
     moved,
     parts_of,
-    stored_by,
 )
 from hotloop.values.reach import ReachableState, installed_once, is_ours, look
 from hotloop.values.rng import Generator, Rng
+from hotloop.values.saved import HasState, Saved, load_objects
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
 _OF_MODULES = (OF_MODULES | {HOOKS_INSTALLED}) - {"training"}  # attributes that PyTorch keeps for itself
@@ -71,8 +60,17 @@ _MADE = ("lr_lambdas", SCHEDULERS)  # entries of a scheduler's state that are no
 _SHARE, _FREE = 0.01, 0.2  # of the time of a run and, in seconds, besides that: for looks at what no checkpoint holds
 
 
-class Changes:
+class Changes(HasState):
     """Compares the objects of a run with their state at its beginning."""
+
+    name = "python_state"
+    attributes: Saved[dict[Key, Any]]  # that changed
+    devices: Saved[dict[Key, list[str]]]  # of the tensors in each
+    device: Saved[str]
+    requires_grad: Saved[dict[Key, bool]]  # of parameters where it changed
+    schedulers: Saved[list[list[str]]]  # names of what changed in the state of each
+    found: Saved[dict[str, Any]]  # states of objects with a state_dict
+    generators: Saved[dict[str, tuple[str, Any]]]  # type and rng state, by the path on which each was reached
 
     def __init__(
         self,
@@ -131,16 +129,15 @@ class Changes:
             "attributes": attributes,
             "devices": {key: on for key, value in attributes.items() if (on := devices_of(value))},
             "device": self._device.type,
-            "learns": {
+            "requires_grad": {
                 key: parameter.requires_grad
                 for key, parameter in _parameters(self._modules)
                 if key in self._known or self._requires_grad.get(key) != parameter.requires_grad
             },
             "schedulers": [sorted(names) for names in self._known_steps],
-            "given": {name: thing.state_dict() for name, thing in self._given.items()},
             "found": {name: thing.state_dict() for name, thing in self._found().items()},
             "generators": {
-                path: [type(each).__name__, Rng.of(each).get_state()] for path, each in self._generators.items()
+                path: (type(each).__name__, Rng.of(each).get_state()) for path, each in self._generators.items()
             },
         }
 
@@ -150,33 +147,22 @@ class Changes:
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise for a state that is damaged or not of this run, before anything has changed."""
-        require(CHANGES, state, "python_state")
-        saved = state["given"]
-        missing = sorted(saved.keys() - self._given.keys())
-        if missing:
-            raise BadArgument(
-                f"the checkpoint holds the state of {shorten(missing)}, and this loop was not given it",
-                fix=f"pass it again: Loop(…, stateful={{{missing[0]!r}: …}})",
-            )
-        for name, thing in self._given.items():
-            if isinstance(thing, nn.Module) and name in saved:
-                check_module(name, saved[name])
-                check_tensors(name, shapes_of(thing.state_dict()), saved[name])
+        super().check(state)
         if len(state["schedulers"]) != len(self._schedulers):
-            raise unusable("changes.schedulers are not as many as the schedulers")
+            raise unusable("python_state.schedulers are not as many as the schedulers")
         for key, kinds in state["devices"].items():
             if key not in state["attributes"] or len(kinds) != len(devices_of(state["attributes"][key])):
-                raise unusable(f"changes.devices{list(key)} are not those of its tensors")
-        check_sharing(list(state["attributes"].values()), "changes.attributes")
+                raise unusable(f"python_state.devices{list(key)} are not those of its tensors")
+        check_sharing(list(state["attributes"].values()), "python_state.attributes")
 
     def load_attributes(self, state: Mapping[str, Any], device: torch.device) -> list[str]:
         """Set the changed attributes and `requires_grad`; returns the names that could not be set."""
         self._undo()
-        self._known = {*state["attributes"], *state["learns"]}
+        self._known = {*state["attributes"], *state["requires_grad"]}
         missing = self._load_attributes(state, device)
         for key, parameter in _parameters(self._modules):
-            if key in state["learns"]:
-                parameter.requires_grad_(state["learns"][key])
+            if key in state["requires_grad"]:
+                parameter.requires_grad_(state["requires_grad"][key])
         return missing
 
     def restore_settings(self, state: Mapping[str, Any], undo: ExitStack) -> None:
@@ -187,20 +173,9 @@ class Changes:
             kept = scheduler.state_dict().keys() & settings.keys() - changed - set(_MADE)
             vars(scheduler).update({name: settings[name] for name in kept})
 
-    def load_stateful(self, state: Mapping[str, Any], undo: ExitStack) -> list[str]:
-        """Call `load_state_dict` of every object that has one; returns the names found on one side only."""
-        now = {**self._found(), **self._given}
-        saved = {**state["found"], **state["given"]}
-        try:
-            for name in now.keys() & saved.keys():
-                undo.callback(now[name].load_state_dict, copy.deepcopy(now[name].state_dict()))
-                now[name].load_state_dict(saved[name])
-        except Exception as error:
-            raise BadArgument(
-                f"{name} cannot load its state from the checkpoint: {type(error).__name__}: {error}",
-                fix="build it as it was, or choose another folder for a new run",
-            ) from error
-        return sorted(now.keys() ^ saved.keys())
+    def load_found(self, state: Mapping[str, Any], undo: ExitStack) -> list[str]:
+        """Load the states of objects with a `state_dict`; returns the names found on one side only."""
+        return load_objects(self._found(), state["found"], undo)
 
     def search(self) -> None:
         """Find the generators reachable from the objects of the run, except the loader's own."""
@@ -282,13 +257,12 @@ class Changes:
     def _load_attributes(self, state: Mapping[str, Any], device: torch.device) -> list[str]:
         owners = {(root, path): owner for root, path, owner, _ in self._owners()}
         names, restoring, missing = dict(enumerate(["model"])), Restoring(), []
-        stored = self._stored()
         for key, saved in state["attributes"].items():
             root, path, name = key
             owner = owners.get((root, path))
             now = None if owner is None else vars(owner).get(name)
             is_plain = owner is not None and name not in _internals_of(owner) and (now is None or parts_of(now))
-            if not is_plain or not may_become(owner, name, saved, stored):
+            if not is_plain or not may_become(owner, name, saved):
                 missing.append(".".join(filter(None, (str(names.get(root, root)), path, name))))
                 continue
             was = state["devices"].get(key)
@@ -301,11 +275,6 @@ class Changes:
             restoring.put(vars(owner), name, value)
         return missing
 
-    def _stored(self) -> set[str]:
-        """Names of attributes that code of the run assigns: of modules, objectives, hooks and its other objects."""
-        kinds = {kind for _, _, owner, _ in self._owners() for kind in type(owner).__mro__}
-        return stored_by(kinds - {nn.Module, object}, self._reached(self._roots(data=True)).codes)
-
     def load_generators(self, state: Mapping[str, Any], undo: ExitStack) -> list[str]:
         """Set the states of reachable generators; returns the paths of those not found."""
         self.search()
@@ -314,7 +283,7 @@ class Changes:
             if path in found and type(found[path]).__name__ == kind:
                 rng = Rng.of(found[path])
                 now = rng.get_state()
-                require(generator(now), taken, f"changes.generators[{path!r}]")
+                require(is_state_of_generator(now, taken), f"python_state.generators[{path!r}]")
                 undo.callback(rng.set_state, now)
                 rng.set_state(taken)
             else:

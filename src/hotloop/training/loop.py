@@ -25,13 +25,15 @@ from hotloop.objective.objectives import Criterion, Objective, Predict, as_objec
 from hotloop.objective.objectives import predict as predict_by_convention
 from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Split, Tuning, precision_of
-from hotloop.printing.text import an
+from hotloop.printing.text import an, shorten
 from hotloop.records import Report
 from hotloop.step.data_parallel import device_of, through, unwrapped
 from hotloop.step.eager import total
+from hotloop.step.sharding import whole
 from hotloop.step.trained_objectives import Optimizers, TrainedObjective, objectives_of
 from hotloop.step.training import TrainingStep
 from hotloop.training.callbacks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
+from hotloop.training.checks import AS_IT_WAS
 from hotloop.training.core import Core
 from hotloop.training.display import telling
 from hotloop.training.intervals import seconds_in
@@ -43,7 +45,7 @@ from hotloop.training.run_files import write_report, write_run
 from hotloop.training.run_ranks import ranks_and_device
 from hotloop.training.schedulers import Every, Schedule, Schedulers
 from hotloop.training.scores import Scored
-from hotloop.training.state import checked_stateful, load_state, state_of, weights_of
+from hotloop.training.state import LoopState, checked_stateful, weights_of
 from hotloop.training.training_data import Transform
 from hotloop.tune.plans import ASKED, plan_of
 from hotloop.tune.subject import Subject
@@ -595,13 +597,13 @@ class Loop:
         As with PyTorch's own, the tensors are those of the model, not copies. Gradients that wait for their update are
         not among them.
         """
-        core = self._core
-        stateful = {name: thing.state_dict() for name, thing in core.stateful.items()}
-        state = state_of(core, gather=True)
-        random = {**state["random"], "numpy": with_tensors(state["random"]["numpy"])}
-        return {**state, "random": random, "stateful": stateful}
+        state = LoopState(self._core).state_dict()
+        state["random"] |= {"numpy": with_tensors(state["random"]["numpy"])}
+        return state | {name: whole(state[name]) for name in ("model", "optimizers")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a `state_dict`; raises where it does not fit this loop, before anything changes."""
-        load_state(self._core, dict(state))
+        if missing := self._core.stateful.keys() - state.get("stateful", {}).keys():
+            raise BadArgument(f"the state has nothing of stateful={shorten(sorted(missing))}", fix=AS_IT_WAS)
+        LoopState(self._core).load_state_dict(state)
         self._core.switch.give_back()

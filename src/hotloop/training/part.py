@@ -3,28 +3,23 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from graphlib import TopologicalSorter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from hotloop.checkpoint.damage import unusable
-from hotloop.errors import BadArgument, HotloopError
+from hotloop.errors import BadArgument
 from hotloop.metrics.evaluation import Metrics
 from hotloop.monitor.logs import Logged
 from hotloop.objective.objectives import Predict
-from hotloop.records import Epoch, Record, is_of, restored
+from hotloop.records import Epoch
 from hotloop.training.callbacks import RunHooks
 from hotloop.training.scores import Scored
+from hotloop.values.saved import HasState, all_or_nothing
 
 if TYPE_CHECKING:
     from hotloop.training.kernel import RunState
     from hotloop.training.saving import Saver
-
-T = TypeVar("T")
-Saved = Annotated[T, "saved"]  # the type of a field that a checkpoint holds
-_MOST = 1 << 62  # of a count
 
 
 @dataclass(frozen=True)
@@ -45,16 +40,14 @@ class FitArguments:
     log: Logged
 
 
-class Part:
+class Part(HasState):
     """A part overrides the hooks that it needs, and costs nothing in the others.
 
     Fields of the type `Saved[…]` are in a checkpoint, are checked before they are loaded and undone if loading fails.
     Parts know of one another by the `RunState` alone; `after` names those whose hooks come first.
     """
 
-    name: ClassVar[str]
     after: ClassVar[tuple[str, ...]] = ()
-    _saved_fields: ClassVar[dict[str, Any]]
     needs_epochs_now: bool = False  # whether an epoch must be known before the next one begins
     may_be_new: bool = False  # whether a run may go on that did not have it
     differs: str | None = None  # why a resumed run may differ from one that never stopped
@@ -137,73 +130,11 @@ class Part:
 
     # What a checkpoint holds of it
 
-    @classmethod
-    def saved_fields(cls) -> dict[str, Any]:
-        """The names and types of its fields that a checkpoint holds."""
-        if "_saved_fields" not in vars(cls):
-            hints = get_type_hints(cls, include_extras=True, localns={"RunState": object})
-            cls._saved_fields = {name: get_args(h)[0] for name, h in hints.items() if "saved" in get_args(h)[1:]}
-        return cls._saved_fields
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state as plain data and tensors."""
-        return {name: _plain(getattr(self, name)) for name in self.saved_fields()}
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raise for a state that is damaged or of another run, before anything has changed."""
-        for name, hint in self.saved_fields().items():
-            if name in state or not hasattr(type(self), name):  # an older checkpoint may lack what has a default
-                try:
-                    is_sound = _is_sound(hint, restored(hint, state[name]))
-                except (TypeError, ValueError, LookupError, AttributeError):
-                    is_sound = False
-                if not is_sound:
-                    raise unusable(f"{self.name}.{name} is not what a run of this loop saves there")
-
     def adapt(self, tree: dict[str, Any]) -> None:
         """Edit the tree of a checkpoint for this rank."""
 
     def before_load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         """Load what the loading of other parts depends on."""
-
-    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
-        """Load a state that was checked; `undo` is called where another part cannot load its own."""
-        undo.callback(partial(vars(self).update, dict(vars(self))))
-        for name, hint in self.saved_fields().items():
-            if name in state:
-                setattr(self, name, restored(hint, state[name]))
-
-    def load_weights(self, state: Mapping[str, Any], undo: ExitStack) -> None:
-        """Load what is too large to be undone, and was checked."""
-
-    def after_load(self, state: Mapping[str, Any]) -> None:
-        """Load what depends on the weights, in reverse order; nothing may fail any more."""
-
-
-@contextmanager
-def all_or_nothing() -> Iterator[ExitStack]:
-    """A stack whose callbacks run, the last first, only where the block raises; other errors are explained."""
-    with ExitStack() as undo:
-        try:
-            yield undo
-        except HotloopError:
-            raise
-        except Exception as error:
-            raise unusable(f"{type(error).__name__}: {error}") from error
-        undo.pop_all()
-
-
-def _plain(value: Any) -> Any:
-    """A value whose records are plain data."""
-    if isinstance(value, Record):
-        return value.to_json()
-    return [*map(_plain, value)] if type(value) in (list, tuple) else value
-
-
-def _is_sound(hint: Any, value: Any) -> bool:
-    """Whether a value is of a type; counts are not negative."""
-    counts = value if isinstance(value, tuple | list) else (value,)
-    return is_of(hint, value, finite=False) and all(0 <= each < _MOST for each in counts if type(each) is int)
 
 
 class Parts:
@@ -286,7 +217,7 @@ class Parts:
             state = tree.get(part.name) if isinstance(tree, Mapping) else None
             if isinstance(state, Mapping):
                 part.check(state)
-            elif (part.saved_fields() or type(part).check is not Part.check) and not part.may_be_new:
+            elif (part.saved_fields() or type(part).check is not HasState.check) and not part.may_be_new:
                 raise BadArgument(
                     f"the checkpoint is not one of Loop.fit: it has nothing of the part {part.name!r}",
                     fix="choose another folder for this run",

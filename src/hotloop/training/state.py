@@ -1,11 +1,11 @@
-"""The `state_dict` of a loop for checkpoints, and how it is checked and loaded."""
+"""The state of a loop: what a checkpoint holds of its weights, optimizers, plan, counts, losses and rng states."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,108 +18,240 @@ from hotloop.errors import BadArgument
 from hotloop.levers.flags import FLAGS, told_as_planned
 from hotloop.plan import Plan, Tuning
 from hotloop.printing.text import an, printable, shorten
-from hotloop.step.sharding import optimizer_sharded, sharded, whole
-from hotloop.training.claims import (
+from hotloop.records import Record
+from hotloop.step.sharding import optimizer_sharded, sharded
+from hotloop.training.checks import (
     AS_IT_WAS,
-    LOOP,
     OptimizerForm,
+    check_count,
     check_module,
-    check_optimizer,
-    check_random,
-    check_scheduler,
     check_tensors,
+    has_own_state_dict,
+    is_alike,
+    is_plain,
     is_real,
-    known_to,
-    like,
+    is_state_of_generator,
     require,
     shapes_of,
-    tells_plainly,
 )
 from hotloop.training.core import Core
-from hotloop.training.part import all_or_nothing
 from hotloop.training.schedulers import parts_of_scheduler
 from hotloop.tune.plans import ASKED, possible
-from hotloop.values.attributes import stored_by
 from hotloop.values.rng import RngStates, with_arrays
+from hotloop.values.saved import Count, HasState, Saved, load_objects
 from hotloop.values.snapshot import Snapshot
 
-FORMAT = 4
+FORMAT = 5
 
 
-def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
-    """Everything that training resumes from, but the position of the loader; no synchronization.
+class LoopState(HasState):
+    """Everything that training resumes from, but the position of the loader, by its owners; no synchronization.
 
-    FSDP's shards stay sharded, or are gathered by `gather`, a collective call.
+    Made before training, which may change what the script has built and a state must fit. FSDP's shards stay sharded.
     """
-    tuning = core.tuner.tuning
-    modules = modules_of(core)
-    told = whole if gather else (lambda tree: tree)
-    with told_as_planned():
-        optimizers = [told(optimizer.state_dict()) for optimizer in core.subject.optimizers]
-    return {
-        "format": FORMAT,
-        "model": told(modules[0].state_dict()),
-        "others": [module.state_dict() for module in modules[1:]],
-        "loose": _loose(core),
-        "buffers": [_unsaved(module) for module in modules],
-        "optimizers": optimizers,
-        "held": _held(core),
-        "schedulers": [scheduler.state_dict() for scheduler in core.schedule.schedulers],
-        "kinds": _kinds(core.schedule.schedulers),
-        "update": core.switch.step.state_dict(),
-        "portion": core.switch.memory.portion.state_dict(),
-        "watch": core.watch.state_dict(),
-        "random": RngStates(core.subject.device).state_dict(),
-        "epoch": core.data.epoch,
-        "plan": core.switch.step.plan.to_json(),
-        "tuning": None if tuning is None else tuning.to_json(),
-        "considered": core.tuner.considered_for,
-    }
+
+    name = "loop"
+    format: Saved[int]
+    update: Saved[dict[str, Any]]
+    portion: Saved[dict[str, Any]]
+    watch: Saved[dict[str, Any]]
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._optimization, self._stateful, self._weights = Optimization(core), Stateful(core), Weights(core)
+        # In the order of loading.
+        self._owners = (Random(core), self._optimization, PlanState(core), self._stateful, self._weights)
+
+    @property
+    def _parts(self) -> dict[str, HasState]:
+        """The objects of the loop that have state of their own; the step changes with the plan."""
+        return {
+            "update": self._core.switch.step,
+            "portion": self._core.switch.memory.portion,
+            "watch": self._core.watch,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"format": FORMAT}
+        for owner in self._owners:
+            state |= owner.state_dict()
+        return state | {name: part.state_dict() for name, part in self._parts.items()}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        if state.get("format") != FORMAT:
+            raise BadArgument(
+                f"the state has format {printable(str(state.get('format'))[:20])}, and this version reads {FORMAT}",
+                fix="use the version of hotloop that wrote it",
+            )
+        super().check(state)
+        for owner in self._owners[::-1]:  # another model is what tells most
+            owner.check(state)
+        for name, part in self._parts.items():
+            part.check(state[name])
+
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        for owner in self._owners:
+            owner.load(state, undo)
+        for name, part in self._parts.items():
+            part.load(state[name], undo)
+
+    def load_weights(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        for owner in self._owners:
+            owner.load_weights(state, undo)
+
+    def after_load(self, state: Mapping[str, Any]) -> None:
+        for owner in self._owners:
+            owner.after_load(state)
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of what was only here, or only in the state that was loaded."""
+        return [*self._stateful.missing, *self._weights.missing]
+
+    def settings_kept(self, state: Mapping[str, Any]) -> list[str]:
+        """Settings of optimizers that differ between state and script, where the state's win."""
+        return self._optimization.settings_kept(state)
+
+
+class Random(HasState):
+    """The states of the global generators; loaded last, because loading the rest may draw."""
+
+    name = "loop"
+    random: Saved[dict[str, Any]]
+
+    def __init__(self, core: Core) -> None:
+        self._device = core.subject.device
+        self._begun = RngStates(core.subject.device).state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": RngStates(self._device).state_dict()}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        super().check(state)
+        random = _with_arrays(state["random"])
+        for kind in self._begun.keys() & random.keys():
+            require(is_state_of_generator(self._begun[kind], random[kind]), f"loop.random.{kind}")
+
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        undo.callback(RngStates(self._device).restore)
+
+    def load_weights(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        self.after_load(state)  # what is no state of a generator shows here
+
+    def after_load(self, state: Mapping[str, Any]) -> None:
+        RngStates.from_state_dict(_with_arrays(state["random"]), self._device).restore()
+
+
+def _with_arrays(random: Mapping[str, Any]) -> dict[str, Any]:
+    """Rng states as NumPy has them: those of `Loop.state_dict` have tensors in place of arrays."""
+    return {name: with_arrays(each) if name == "numpy" else each for name, each in random.items()}
 
 
 @dataclass(frozen=True)
-class Form:
-    """What a script builds before it loads a state: the form that a state must have to be loaded."""
+class OptimizedNames(Record):
+    """Type and parameter names of an optimizer: PyTorch's state identifies parameters by their order alone."""
 
-    modules: list[tuple[str, dict[str, str]]]  # the model first: its name in words, and the shapes of its tensors
-    loose: dict[str, str]
-    held: list[dict[str, Any]]
-    optimizers: list[OptimizerForm]
-    kinds: list[str]  # of the schedulers
-    schedulers: list[tuple[type, dict[str, Any]]]
-    scalers: dict[str, Any]
-    random: dict[str, Any]
+    kind: str
+    groups: list[list[str]]
 
-    @classmethod
-    def of(cls, core: Core) -> Self:
-        modules, schedulers = modules_of(core), core.schedule.schedulers
-        names = ["model", *(type(module).__name__ for module in modules[1:])]
+
+class Optimization(HasState):
+    """The optimizers, and the schedulers that change their settings."""
+
+    name = "loop"
+    optimizers: Saved[list[dict[str, Any]]]
+    held: Saved[list[OptimizedNames]]
+    schedulers: Saved[list[dict[str, Any]]]
+    kinds: Saved[list[str]]  # of schedulers
+
+    def __init__(self, core: Core) -> None:
+        self._core, self._held = core, _held(core)
         with told_as_planned():
-            optimizers = [OptimizerForm.of(optimizer) for optimizer in core.subject.optimizers]
-        return cls(
-            modules=[(name, shapes_of(module.state_dict())) for name, module in zip(names, modules, strict=True)],
-            loose=shapes_of(_numbered(_loose(core))),
-            held=_held(core),
-            optimizers=optimizers,
-            kinds=_kinds(schedulers),
-            schedulers=[(type(each), dict(each.state_dict())) for each in schedulers],
-            scalers=core.switch.step.state_dict()["scalers"],
-            random=RngStates(core.subject.device).state_dict(),
-        )
+            self._forms = [OptimizerForm(optimizer) for optimizer in core.subject.optimizers]
+        self._begun = [(type(each), dict(each.state_dict())) for each in core.schedule.schedulers]
+
+    def state_dict(self) -> dict[str, Any]:
+        schedulers = self._core.schedule.schedulers
+        with told_as_planned():
+            optimizers = [optimizer.state_dict() for optimizer in self._core.subject.optimizers]
+        return {
+            "optimizers": optimizers,
+            "held": [each.to_json() for each in _held(self._core)],
+            "schedulers": [scheduler.state_dict() for scheduler in schedulers],
+            "kinds": [type(scheduler).__name__ for scheduler in schedulers],
+        }
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        super().check(state)
+        _check_names(self._held, [OptimizedNames.from_json(each) for each in state["held"]])
+        check_count("states of optimizers", len(self._forms), len(state["optimizers"]))
+        for form, values in zip(self._forms, state["optimizers"], strict=True):
+            form.check(values)
+        mine, theirs = [kind.__name__ for kind, _ in self._begun], state["kinds"]
+        check_count("schedulers", len(mine), len(theirs))
+        if mine != theirs:
+            raise BadArgument(f"the checkpoint has the schedulers {theirs}, and this loop {mine}", fix=AS_IT_WAS)
+        check_count("states of schedulers", len(mine), len(state["schedulers"]))
+        for (kind, begun), values in zip(self._begun, state["schedulers"], strict=True):
+            known = {key: values[key] for key in values if key in begun}
+            lengths = kind.__module__.partition(".")[0] == "torch"  # the lists of others may grow
+            require(is_alike(begun, known, words=False, lengths=lengths), kind.__name__)
+
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        core, schedulers = self._core, self._core.schedule.schedulers
+        undo.callback(_optimizer_restorer(core))
+        with core.switch.unplanned():
+            for optimizer, values in zip(core.subject.optimizers, state["optimizers"], strict=True):
+                with _own_flags(optimizer):
+                    optimizer.load_state_dict(optimizer_sharded(optimizer, _with_own_settings(optimizer, values)))
+                if schedulers and state["update"]["steps"]:
+                    mark_stepped(optimizer)
+            for scheduler, values in zip(schedulers, state["schedulers"], strict=True):
+                now = scheduler.state_dict()  # unknown names are dropped, but for numbers that appear later
+                known = {k: v for k, v in values.items() if k in now or (not hasattr(scheduler, k) and is_plain(v))}
+                scheduler.load_state_dict(known)
+
+    def settings_kept(self, state: Mapping[str, Any]) -> list[str]:
+        """Settings of optimizers that differ between state and script, where the state's win; not a schedule's."""
+        scheduled = ("lr", "momentum", "betas") if self._core.schedule.schedulers else ()
+        found = [
+            f"{key}={there}, and not {here}"
+            for optimizer, values in zip(self._core.subject.optimizers, state["optimizers"], strict=True)
+            if not has_own_state_dict(optimizer)
+            for group, saved in zip(optimizer.param_groups, values["param_groups"], strict=True)
+            for key in optimizer.defaults.keys() & saved.keys() - {*FLAGS, *scheduled}
+            if (here := _plain_setting(group[key])) != (there := _plain_setting(saved[key]))
+        ]
+        return sorted(set(found))
 
 
-def kept_settings(core: Core, state: Mapping[str, Any]) -> list[str]:
-    """Settings of optimizers that differ between state and script, where the state's win; not those of a schedule."""
-    scheduled = ("lr", "momentum", "betas") if core.schedule.schedulers else ()
-    found = [
-        f"{key}={there}, and not {here}"
-        for optimizer, values in zip(core.subject.optimizers, state["optimizers"], strict=True)
-        if tells_plainly(optimizer)
-        for group, saved in zip(optimizer.param_groups, values["param_groups"], strict=True)
-        for key in optimizer.defaults.keys() & saved.keys() - {*FLAGS, *scheduled}
-        if (here := _plain_setting(group[key])) != (there := _plain_setting(saved[key]))
+def _held(core: Core) -> list[OptimizedNames]:
+    names = {id(p): name for module in modules_of(core)[::-1] for name, p in module.named_parameters()}
+    return [
+        OptimizedNames(type(each).__name__, [[names.get(id(p), "") for p in g["params"]] for g in each.param_groups])
+        for each in core.subject.optimizers
     ]
-    return sorted(set(found))
+
+
+def _check_names(mine: list[OptimizedNames], theirs: list[OptimizedNames]) -> None:
+    check_count("optimizers", len(mine), len(theirs))
+    for number, (here, there) in enumerate(zip(mine, theirs, strict=True), 1):
+        which = "the optimizer" if len(mine) == 1 else f"optimizer {number}"
+        if here.kind != there.kind:
+            raise BadArgument(f"{which} is {here.kind} here and {there.kind} in the checkpoint", fix=AS_IT_WAS)
+        if [len(group) for group in here.groups] != [len(group) for group in there.groups]:
+            sizes = [" + ".join(str(len(group)) for group in each.groups) for each in (here, there)]
+            raise BadArgument(
+                f"{which} has groups of {sizes[0]} parameters here and of {sizes[1]} in the checkpoint",
+                fix=AS_IT_WAS,
+            )
+        for group, other in zip(here.groups, there.groups, strict=True):
+            differ = [f"{a or 'one without a name'} for {b}" for a, b in zip(group, other, strict=True) if a != b]
+            if differ:
+                raise BadArgument(
+                    f"{which} holds its parameters in another order than in the checkpoint: {shorten(differ, 3)}",
+                    fix=AS_IT_WAS,
+                )
 
 
 def _plain_setting(value: Any) -> Any:
@@ -129,72 +261,226 @@ def _plain_setting(value: Any) -> Any:
     return float(f"{float(value):.6g}") if is_real(value) and type(value) is not int else value
 
 
-def load_state(core: Core, state: dict[str, Any]) -> None:
-    """Load a state into a core and the objects of `stateful=`; all of it or nothing."""
-    with all_or_nothing() as undo:
-        if isinstance(random := state.get("random"), Mapping):
-            arrays = {name: with_arrays(each) if name == "numpy" else each for name, each in random.items()}
-            state = {**state, "random": arrays}
-        check_format(state)
-        check(Form.of(core), state)
-        stateful, others = core.stateful, state.get("stateful", {})
-        if not isinstance(others, Mapping) or others.keys() != stateful.keys():
-            names = ", ".join(map(printable, others)) if isinstance(others, Mapping) and others else "nothing"
-            here = ", ".join(stateful) or "nothing"
-            raise BadArgument(f"the state has stateful={{{names}}}, and this loop {{{here}}}", fix=AS_IT_WAS)
-        load_progress(core, state, undo)
-        core.watch.load_state_dict(state["watch"])
-        for name, thing in stateful.items():
-            undo.callback(thing.load_state_dict, copy.deepcopy(thing.state_dict()))
-            thing.load_state_dict(others[name])
-        load_tensors(core, state, undo)
-    load_rng_states(core, state)
+def _with_own_settings(optimizer: Optimizer, values: dict[str, Any]) -> dict[str, Any]:
+    """A state whose groups have every setting of this version of PyTorch."""
+    if has_own_state_dict(optimizer):
+        return values
+    pairs = zip(optimizer.param_groups, values["param_groups"], strict=True)
+    return {**values, "param_groups": [{**group, **saved, "params": saved["params"]} for group, saved in pairs]}
 
 
-def load_progress(core: Core, state: dict[str, Any], undo: ExitStack) -> None:
-    """Load everything but the weights: optimizers, schedulers, counts, the plan."""
-    schedule, portion, watch = core.schedule, core.switch.memory.portion, core.watch
-    undo.callback(partial(setattr, core.data, "epoch", core.data.epoch))
-    undo.callback(partial(vars(watch).update, dict(vars(watch))))
-    undo.callback(partial(portion.load_state_dict, portion.state_dict()))
-    counts = core.switch.step.state_dict()
-    undo.callback(lambda: core.switch.step.load_state_dict(counts))
-    undo.callback(_plan_restorer(core))
-    undo.callback(_optimizer_restorer(core))
+@contextmanager
+def _own_flags(optimizer: Optimizer) -> Iterator[None]:
+    """Keep the flags that the optimizer was made with while a state is loaded."""
+    before = [{flag: group[flag] for flag in FLAGS if flag in group} for group in optimizer.param_groups]
+    yield
+    for group, flags in zip(optimizer.param_groups, before, strict=True):
+        group.update(flags)
+
+
+def _optimizer_restorer(core: Core) -> Callable[[], None]:
+    """A callable that restores the present state of optimizers and schedulers, which loading replaces whole."""
     with core.switch.unplanned():
-        for optimizer, values in zip(core.subject.optimizers, state["optimizers"], strict=True):
-            with _own_flags(optimizer):
-                optimizer.load_state_dict(optimizer_sharded(optimizer, _with_own_settings(optimizer, values)))
-            if schedule.schedulers and state["update"]["steps"]:
-                mark_stepped(optimizer)
-        for scheduler, values in zip(schedule.schedulers, state["schedulers"], strict=True):
-            known = known_to(scheduler, scheduler.state_dict(), values)
-            scheduler.load_state_dict({name: values[name] for name in known})
-    _load_plan(core, state)
-    core.switch.step.load_state_dict(state["update"])
-    portion.load_state_dict(state["portion"])
-    core.data.epoch = state["epoch"]
+        groups = [group for optimizer in core.subject.optimizers for group in optimizer.param_groups]
+        parts = [part for scheduler in core.schedule.schedulers for part in parts_of_scheduler(scheduler)]
+        before = Snapshot().items([*map(vars, [*core.subject.optimizers, *parts]), *groups])
+
+    def restore() -> None:
+        with core.switch.unplanned():
+            before.restore()
+
+    return restore
 
 
-def load_tensors(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str]:
-    """Load parameters and buffers, whose shapes were checked; only a person's own `set_extra_state` may still raise.
+class Stateful(HasState):
+    """What the person has handed over as `stateful=`."""
 
-    Returns names of buffers of another shape, and of what the hooks of a module left out of its state.
-    """
-    modules, missing = modules_of(core), list[str]()
-    with core.switch.unplanned():
-        for module, values in zip(modules, [state["model"], *state["others"]], strict=True):
-            if has_extra_state(values):
-                undo.callback(partial(module.load_state_dict, copy.deepcopy(module.state_dict())))
-            if _names_in(module) != values.keys():  # then it may be refused
-                tensors = (each for each in (*module.parameters(), *module.buffers()) if not is_lazy(each))
-                undo.callback(Snapshot().values(tensors).restore)
-            missing += load_module(module, sharded(module, values))
-        with torch.no_grad():
-            for parameter, value in zip(_loose(core), state["loose"], strict=True):
-                parameter.copy_(value)
-        for module, values in zip(modules, state["buffers"], strict=True):
-            missing += _load_buffers(module, values, core.subject.device)
+    name = "loop"
+    stateful: Saved[dict[str, Any]]
+
+    def __init__(self, core: Core) -> None:
+        self._things = core.stateful
+        self.missing: list[str] = []  # names that only this loop has
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stateful": {name: thing.state_dict() for name, thing in self._things.items()}}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        super().check(state)
+        saved = state["stateful"]
+        if unknown := sorted(saved.keys() - self._things.keys()):
+            raise BadArgument(
+                f"the checkpoint holds the state of {shorten(unknown)}, and this loop was not given it",
+                fix=f"pass it again: Loop(…, stateful={{{unknown[0]!r}: …}})",
+            )
+        for name, thing in self._things.items():
+            if isinstance(thing, nn.Module) and name in saved:
+                check_module(name, shapes_of(thing.state_dict()), saved[name])
+
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        self.missing = load_objects(self._things, state["stateful"], undo)
+
+
+class PlanState(HasState):
+    """The plan that was found, and the epoch of the data."""
+
+    name = "loop"
+    epoch: Saved[Count]
+    plan: Saved[Plan]
+    tuning: Saved[Tuning | None]
+    considered: Saved[Count | None]
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def state_dict(self) -> dict[str, Any]:
+        core, tuning = self._core, self._core.tuner.tuning
+        return {
+            "epoch": core.data.epoch,
+            "plan": core.switch.step.plan.to_json(),
+            "tuning": None if tuning is None else tuning.to_json(),
+            "considered": core.tuner.considered_for,
+        }
+
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        """Resume the plan of the state where the loop chooses its plan; settings that the person asks for now win."""
+        core = self._core
+        undo.callback(self._restorer())
+        plan, now = Plan.from_json(state["plan"]), core.subject.plan
+        core.data.epoch = state["epoch"]
+        if torch.device(plan.device).type != core.subject.device.type or not core.switch.plans_itself:
+            return
+        tuning = None if state["tuning"] is None else Tuning.from_json(state["tuning"])
+        core.tuner.resume(tuning, state["considered"])
+        asked = {name: getattr(now, name) for name in ASKED}
+        if not core.subject.pinned_precision:
+            del asked["precision"]
+        core.switch.resume_plan(possible(replace(plan, **asked), core.subject))
+
+    def _restorer(self) -> Callable[[], None]:
+        core = self._core
+        epoch, step, plan, counts = (
+            core.data.epoch,
+            core.switch.step,
+            core.switch.step.plan,
+            core.switch.step.state_dict(),
+        )
+        plans, noted, tuner = list(core.switch.plans), core.switch.noted, dict(vars(core.tuner))
+
+        def restore() -> None:
+            if core.switch.step.plan != plan:
+                core.switch.exchange(core.switch.step_for(plan), "that of before")
+            if core.switch.step is not step:
+                core.switch.step.load_state_dict(counts)
+            core.data.epoch, core.switch.plans[:], core.switch.noted = epoch, plans, noted
+            vars(core.tuner).update(tuner)
+
+        return restore
+
+
+class Weights(HasState):
+    """Modules with weights, the model first, and parameters of an optimizer that belong to no module."""
+
+    name = "loop"
+    model: Saved[dict[str, Any]]
+    others: Saved[list[dict[str, Any]]]
+    loose: Saved[list[Tensor]]
+    buffers: Saved[list[dict[str, Tensor | None]]]  # of each module, that a state_dict leaves out
+    resized: Saved[list[str]]  # those of them that have come, gone or grown in training
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        modules = modules_of(core)
+        self._names = ["model", *(type(module).__name__ for module in modules[1:])]
+        self._shapes = [shapes_of(module.state_dict()) for module in modules]
+        self._loose = shapes_of(_numbered(_loose(core)))
+        self._buffers = self._shapes_of_buffers()
+        self.missing: list[str] = []  # buffers of another shape, and what hooks of a module have left out of its state
+
+    def state_dict(self) -> dict[str, Any]:
+        modules, now = modules_of(self._core), self._shapes_of_buffers()
+        return {
+            "model": modules[0].state_dict(),
+            "others": [module.state_dict() for module in modules[1:]],
+            "loose": _loose(self._core),
+            "buffers": [_unsaved(module) for module in modules],
+            "resized": sorted(name for name in now if now[name] != self._buffers.get(name)),
+        }
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        super().check(state)
+        check_module("model", self._shapes[0], state["model"])
+        check_count("modules with weights beside the model", len(self._shapes) - 1, len(state["others"]))
+        for name, shapes, values in zip(self._names[1:], self._shapes[1:], state["others"], strict=True):
+            check_module(name, shapes, values)
+        check_tensors("set of parameters without a module", self._loose, _numbered(state["loose"]))
+        check_count("sets of buffers", len(self._shapes), len(state["buffers"]))
+
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        """All of it is loaded later."""
+
+    def load_weights(self, state: Mapping[str, Any], undo: ExitStack) -> None:
+        """Load parameters and buffers, whose shapes were checked; only a `set_extra_state` may still raise."""
+        core, modules = self._core, modules_of(self._core)
+        self.missing = []
+        with core.switch.unplanned():
+            for module, values in zip(modules, [state["model"], *state["others"]], strict=True):
+                if has_extra_state(values):
+                    undo.callback(partial(module.load_state_dict, copy.deepcopy(module.state_dict())))
+                if _names_in(module) != values.keys():  # then it may be refused
+                    tensors = (each for each in (*module.parameters(), *module.buffers()) if not is_lazy(each))
+                    undo.callback(Snapshot().values(tensors).restore)
+                self.missing += load_module(module, sharded(module, values))
+            with torch.no_grad():
+                for parameter, value in zip(_loose(core), state["loose"], strict=True):
+                    parameter.copy_(value)
+            for number, (module, values) in enumerate(zip(modules, state["buffers"], strict=True)):
+                resized = {name for name in values if f"{number} {name}" in state["resized"]}
+                self.missing += _load_buffers(module, values, resized, core.subject.device)
+
+    def _shapes_of_buffers(self) -> dict[str, str]:
+        every = (shapes_of(_unsaved(module)) for module in modules_of(self._core))
+        return {f"{number} {name}": shape for number, shapes in enumerate(every) for name, shape in shapes.items()}
+
+
+def _loose(core: Core) -> list[Tensor]:
+    """Parameters of an optimizer that belong to no module."""
+    owned = {id(parameter) for module in modules_of(core) for parameter in module.parameters()}
+    held = [parameter for each in core.subject.objectives for parameter in each.parameters]
+    return [parameter for parameter in dict.fromkeys(held) if id(parameter) not in owned]
+
+
+def _numbered(tensors: list[Tensor]) -> dict[str, Tensor]:
+    return {f"number {number}": tensor for number, tensor in enumerate(tensors, 1)}
+
+
+def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
+    """Non-persistent buffers, which a state_dict leaves out though training may change them."""
+    return {
+        _joined(path, name): buffer
+        for path, inner in module.named_modules()
+        for name, buffer in buffers_of(inner).items()
+        if name in unsaved_buffers_of(inner)
+    }
+
+
+@torch.no_grad()
+def _load_buffers(
+    module: nn.Module, values: Mapping[str, Tensor | None], resized: set[str], device: torch.device
+) -> list[str]:
+    """Load non-persistent buffers; returns the names of those whose shape differs and was not changed in training."""
+    missing = []
+    for path, inner in module.named_modules():
+        for name, buffer in buffers_of(inner).items():
+            if (full := _joined(path, name)) not in values:
+                continue
+            value = values[full]
+            if buffer is not None and value is not None and (value.shape, value.dtype) == (buffer.shape, buffer.dtype):
+                buffer.copy_(value)
+            elif full in resized:
+                buffers_of(inner)[name] = None if value is None else value.to(device)
+            elif value is not buffer:
+                missing.append(full)
     return missing
 
 
@@ -219,51 +505,6 @@ def load_module(module: nn.Module, values: Mapping[str, Any]) -> list[str]:
             ) from error
         return list(missing)
     return []
-
-
-def _plan_restorer(core: Core) -> Callable[[], None]:
-    """A callable that restores the present plan."""
-    plan, plans, noted, tuner = (
-        core.switch.step.plan,
-        list(core.switch.plans),
-        core.switch.noted,
-        dict(vars(core.tuner)),
-    )
-
-    def restore() -> None:
-        if core.switch.step.plan != plan:
-            core.switch.exchange(core.switch.step_for(plan), "that of before")
-        core.switch.plans[:], core.switch.noted = plans, noted
-        vars(core.tuner).update(tuner)
-
-    return restore
-
-
-def _optimizer_restorer(core: Core) -> Callable[[], None]:
-    """A callable that restores the present state of optimizers and schedulers, which loading replaces whole."""
-    with core.switch.unplanned():
-        groups = [group for optimizer in core.subject.optimizers for group in optimizer.param_groups]
-        parts = [part for scheduler in core.schedule.schedulers for part in parts_of_scheduler(scheduler)]
-        before = Snapshot().items([*map(vars, [*core.subject.optimizers, *parts]), *groups])
-
-    def restore() -> None:
-        with core.switch.unplanned():
-            before.restore()
-
-    return restore
-
-
-def _with_own_settings(optimizer: Optimizer, values: dict[str, Any]) -> dict[str, Any]:
-    """A state whose groups have every setting of this version of PyTorch."""
-    if not tells_plainly(optimizer):
-        return values
-    pairs = zip(optimizer.param_groups, values["param_groups"], strict=True)
-    return {**values, "param_groups": [{**group, **saved, "params": saved["params"]} for group, saved in pairs]}
-
-
-def load_rng_states(core: Core, state: dict[str, Any]) -> None:
-    """Set the rng states; last, because loading the rest may draw random numbers."""
-    RngStates.from_state_dict(state["random"], core.subject.device).restore()
 
 
 def checked_stateful(stateful: object) -> dict[str, Any]:
@@ -297,42 +538,6 @@ def handed_to(core: Core, transform: object, makers: Mapping[str, object]) -> di
     return {name: thing for name, thing in things.items() if thing is not None}
 
 
-def check_format(state: Mapping[str, Any]) -> None:
-    """Raise for the state of another version."""
-    if state.get("format") != FORMAT:
-        raise BadArgument(
-            f"the checkpoint has format {printable(str(state.get('format'))[:20])}, and this version reads {FORMAT}",
-            fix="use the version of hotloop that wrote it",
-        )
-
-
-def check(form: Form, state: dict[str, Any], *, tries: bool = True) -> None:
-    """Raise for a state that does not fit what the script builds, or is damaged, before anything has changed."""
-    require(LOOP, state, "loop")
-    for name, values in (("model", state["model"]), *(("another module", each) for each in state["others"])):
-        check_module(name, values)
-    check_tensors(*form.modules[0], state["model"])
-    _check_count("modules with weights beside the model", len(form.modules) - 1, len(state["others"]))
-    for (name, shapes), values in zip(form.modules[1:], state["others"], strict=True):
-        check_tensors(name, shapes, values)
-    check_tensors("set of parameters without a module", form.loose, _numbered(state["loose"]))
-    _check_count("sets of buffers", len(form.modules), len(state["buffers"]))
-    _check_optimizers(form.held, state["held"])
-    _check_count("states of optimizers", len(form.optimizers), len(state["optimizers"]))
-    for optimizer, values in zip(form.optimizers, state["optimizers"], strict=True):
-        check_optimizer(optimizer, values, tries=tries)
-    mine, theirs = form.kinds, state["kinds"]
-    _check_count("schedulers", len(mine), len(theirs))
-    if mine != theirs:
-        raise BadArgument(f"the checkpoint has the schedulers {theirs}, and this loop {mine}", fix=AS_IT_WAS)
-    _check_count("states of schedulers", len(mine), len(state["schedulers"]))
-    for scheduler, values in zip(form.schedulers, state["schedulers"], strict=True):
-        check_scheduler(*scheduler, values)
-    for name in form.scalers.keys() & state["update"]["scalers"].keys():
-        require(like(form.scalers[name]), state["update"]["scalers"][name], f"the scaler of {name}")
-    check_random(form.random, state["random"], "random")
-
-
 def modules_of(core: Core) -> list[nn.Module]:
     """The model, and other modules with weights: a criterion, objectives that are modules."""
     objectives = [each.objective for each in core.subject.objectives]
@@ -340,29 +545,9 @@ def modules_of(core: Core) -> list[nn.Module]:
     return list(dict.fromkeys(found))
 
 
-def _load_plan(core: Core, state: dict[str, Any]) -> None:
-    """Resume the plan of the state where the loop chooses its plan; settings that the person asks for now win."""
-    plan, now = Plan.from_json(state["plan"]), core.subject.plan
-    if torch.device(plan.device).type != core.subject.device.type or not core.switch.plans_itself:
-        return
-    tuning = None if state["tuning"] is None else Tuning.from_json(state["tuning"])
-    core.tuner.resume(tuning, state["considered"])
-    asked = {name: getattr(now, name) for name in ASKED}
-    if not core.subject.pinned_precision:
-        del asked["precision"]
-    core.switch.resume_plan(possible(replace(plan, **asked), core.subject))
-
-
 def is_shaped(core: Core) -> bool:
     """Whether no layer is lazy: the first batch decides the shapes of lazy ones."""
     return not any(is_lazy(parameter) for module in modules_of(core) for parameter in module.parameters())
-
-
-def _loose(core: Core) -> list[Tensor]:
-    """Parameters of an optimizer that belong to no module."""
-    owned = {id(parameter) for module in modules_of(core) for parameter in module.parameters()}
-    held = [parameter for each in core.subject.objectives for parameter in each.parameters]
-    return [parameter for parameter in dict.fromkeys(held) if id(parameter) not in owned]
 
 
 def weights_of(core: Core) -> dict[str, Tensor]:
@@ -371,91 +556,6 @@ def weights_of(core: Core) -> dict[str, Tensor]:
     trained = (parameter for each in core.subject.objectives for parameter in each.parameters)
     several = dict.fromkeys([*core.subject.model.parameters(), *trained]) if core.switch.step.counts.steps else {}
     return {names.get(id(p), f"parameter {n}"): p for n, p in enumerate(several) if not is_lazy(p)}
-
-
-def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
-    """Non-persistent buffers, which a state_dict leaves out though training may change them."""
-    return {
-        _joined(path, name): buffer
-        for path, inner in module.named_modules()
-        for name, buffer in buffers_of(inner).items()
-        if name in unsaved_buffers_of(inner)
-    }
-
-
-@torch.no_grad()
-def _load_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device: torch.device) -> list[str]:
-    """Load non-persistent buffers; returns the names of those whose shape differs and that no code here assigns."""
-    missing = []
-    for path, inner in module.named_modules():
-        for name, buffer in buffers_of(inner).items():
-            if _joined(path, name) not in values:
-                continue
-            value = values[_joined(path, name)]
-            if buffer is not None and value is not None and (value.shape, value.dtype) == (buffer.shape, buffer.dtype):
-                buffer.copy_(value)
-            elif value is None and buffer is None:
-                continue
-            elif name in stored_by(type(inner).__mro__):
-                buffers_of(inner)[name] = None if value is None else value.to(device)  # it comes, goes or grows
-            else:
-                missing.append(_joined(path, name))
-    return missing
-
-
-@contextmanager
-def _own_flags(optimizer: Optimizer) -> Iterator[None]:
-    """Keep the flags that the optimizer was made with while a state is loaded."""
-    before = [{flag: group[flag] for flag in FLAGS if flag in group} for group in optimizer.param_groups]
-    yield
-    for group, flags in zip(optimizer.param_groups, before, strict=True):
-        group.update(flags)
-
-
-def _held(core: Core) -> list[dict[str, Any]]:
-    """Type and parameter names of each optimizer: PyTorch's state identifies parameters by their order alone."""
-    names = {id(p): name for module in modules_of(core)[::-1] for name, p in module.named_parameters()}
-    return [
-        {
-            "kind": type(optimizer).__name__,
-            "groups": [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups],
-        }
-        for optimizer in core.subject.optimizers
-    ]
-
-
-def _kinds(schedulers: Sequence[object]) -> list[str]:
-    return [type(scheduler).__name__ for scheduler in schedulers]
-
-
-def _check_optimizers(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    _check_count("optimizers", len(mine), len(theirs))
-    for number, (here, there) in enumerate(zip(mine, theirs, strict=True), 1):
-        which = "the optimizer" if len(mine) == 1 else f"optimizer {number}"
-        if here["kind"] != there["kind"]:
-            raise BadArgument(f"{which} is {here['kind']} here and {there['kind']} in the checkpoint", fix=AS_IT_WAS)
-        if [len(group) for group in here["groups"]] != [len(group) for group in there["groups"]]:
-            sizes = [" + ".join(str(len(group)) for group in each["groups"]) for each in (here, there)]
-            raise BadArgument(
-                f"{which} has groups of {sizes[0]} parameters here and of {sizes[1]} in the checkpoint",
-                fix=AS_IT_WAS,
-            )
-        for group, other in zip(here["groups"], there["groups"], strict=True):
-            differ = [f"{a or 'one without a name'} for {b}" for a, b in zip(group, other, strict=True) if a != b]
-            if differ:
-                raise BadArgument(
-                    f"{which} holds its parameters in another order than in the checkpoint: {shorten(differ, 3)}",
-                    fix=AS_IT_WAS,
-                )
-
-
-def _check_count(what: str, here: int, there: int) -> None:
-    if here != there:
-        raise BadArgument(f"the checkpoint has {there} {what}, and this loop has {here}", fix=AS_IT_WAS)
-
-
-def _numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {f"number {number}": tensor for number, tensor in enumerate(tensors, 1)}
 
 
 def _joined(path: str, name: str) -> str:

@@ -3,7 +3,8 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -18,6 +19,7 @@ from hotloop.device.backend import backend_of
 from hotloop.errors import LossNotFinite
 from hotloop.placement.host_copy import HostCopy, in_one_row
 from hotloop.printing.text import plural, shorten
+from hotloop.values.saved import Count, HasState, Positive, Saved, not_saved_there
 
 READ_EVERY = 0.25  # seconds between two looks at a loss on an accelerator
 MOST_FRESH = 256  # losses that wait to be read, each in a tensor of its own
@@ -79,11 +81,21 @@ class EpochLosses:
         return sums
 
 
-class Watch:
+class Watch(HasState):
     """Mean losses of an epoch, the latest known loss, and the curve of a run.
 
     On an accelerator the losses stay there, and are read from time to time, by a copy that nothing waits for.
     """
+
+    name = "loop.watch"
+    names: Saved[tuple[str, ...]]  # of the losses
+    _batches: Saved[Count] = 0  # since the start of the run
+    items: Saved[Count | Tensor] = 0  # in this epoch
+    latest: Saved[float | None] = None  # total loss of a batch a moment ago
+    curve: Saved[list[tuple[Count, float]]]
+    _stride: Saved[Positive] = 1  # of the curve, in batches
+    totals: Saved[list[float]]  # of each loss in this epoch, weighed by items: what has reached the host
+    sums: Saved[Tensor | None]  # the same of what has not
 
     def __init__(
         self,
@@ -97,12 +109,8 @@ class Watch:
         self._advice = list(advice)  # what to try when the loss is lost
         self._host = backend_of(device).is_host
         self.is_in_time = single and self._host  # a bad loss is seen before any weight has changed
-        self.names: Collection[str] = ()  # of the losses
-        self._batches = 0  # since the start of the run
-        self.items: int | Tensor = 0  # in this epoch
-        self.latest: float | None = None  # total loss of a batch a moment ago
-        self.curve: list[tuple[int, float]] = []
-        self._stride = 1
+        self._names: Collection[str] = ()  # of the losses
+        self.curve = []
         self._losses = EpochLosses()
         self._last_look = 0.0
         self._single: list[tuple[Tensor, int, BatchOrigin | None]] = []  # losses, items, origins that are not noted yet
@@ -138,7 +146,7 @@ class Watch:
         single, self._single = self._single, []
         passed, self._noted = now - self._noted, now
         self._wait = min(max(int(len(single) * READ_EVERY / 2 / max(passed, 1e-9)), 1), MOST_SINGLE)
-        self.names = _ONE
+        self._names = _ONE
         for count, alike in groupby(single, key=itemgetter(1)):
             losses, _, origins = zip(*alike, strict=True)
             self._batches += len(losses)
@@ -158,7 +166,7 @@ class Watch:
             return
         if self._single:
             self._note_single()
-        self.names = parts.keys()
+        self._names = parts.keys()
         self._batches += 1
         self.items = self.items + count
         origins = _NOWHERE if self._stream is None else (self._stream.origin,)
@@ -175,14 +183,14 @@ class Watch:
         """Add the named losses of several batches on an accelerator, each of `count` items."""
         if self._single:
             self._note_single()
-        self.names = names
+        self._names = names
         self._batches += len(origins)
         self.items = self.items + count * len(origins)
         self._losses.add(Seen(self._batches, self._epoch, origins, count), losses)
         self._look(time.monotonic())
 
     def _see_now(self, parts: dict[str, Tensor], items: int | Tensor) -> None:
-        self.names = parts.keys()
+        self._names = parts.keys()
         numbers = [*map(Tensor.item, parts.values())]
         loss = sum(numbers)
         if not math.isfinite(loss) and not all(map(math.isfinite, numbers)):
@@ -200,7 +208,7 @@ class Watch:
         if self._single:
             self._note_single()
         self._losses.take_off()
-        return Ending(self, self._losses, tuple(self.names), self.items)
+        return Ending(self, self._losses, tuple(self._names), self.items)
 
     def means(self) -> dict[str, float]:
         """Mean losses per item over the epoch so far. Synchronizes."""
@@ -210,26 +218,29 @@ class Watch:
         """Losses and counts as plain data and tensors; no synchronization."""
         if self._single:
             self._note_single()
-        return {
-            "names": tuple(self.names),
-            "batches": self.batches,
-            "items": self.items,
-            "latest": self.latest,
-            "curve": list(self.curve),
-            "stride": self._stride,
-            "totals": list(self._losses.totals),
-            "sums": self._losses.unread(len(self.names)),
-        }
+        self.names, self.totals = tuple(self._names), list(self._losses.totals)
+        self.sums = self._losses.unread(len(self.names))
+        return super().state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def check(self, state: Mapping[str, Any]) -> None:
+        super().check(state)
+        losses, items, sums = len(state["names"]), state["items"], state["sums"]
+        is_sound = not isinstance(items, Tensor) or items.numel() == 1
+        if sums is not None:
+            is_sound = is_sound and sums.shape == (losses,) and sums.is_floating_point()
+        if len(state["totals"]) != losses and sums is None:
+            is_sound = is_sound and type(items) is int and items == 0
+        if not is_sound:
+            raise not_saved_there("loop.watch")
+
+    def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         """Load a `state_dict`; one from inside an epoch is loaded again when the epoch has begun."""
-        self.names, self._batches, self.latest = state["names"], state["batches"], state["latest"]
-        self.curve, self._stride = [(batch, loss) for batch, loss in state["curve"]], state["stride"]
-        self.items, self._losses = state["items"], EpochLosses()
-        totals, unread = list(state["totals"]), state["sums"]
-        if unread is not None:
-            totals = [a + b for a, b in zip(totals or [0.0] * len(unread), unread.tolist(), strict=True)]
-        self._losses.totals = totals
+        super().load(state, undo)
+        self._names, self._single, self._losses = self.names, [], EpochLosses()
+        if self.sums is not None:
+            pairs = zip(self.totals or [0.0] * len(self.sums), self.sums.tolist(), strict=True)
+            self.totals = [total + unread for total, unread in pairs]
+        self._losses.totals = list(self.totals)
 
     def _look(self, now: float) -> None:
         flights = self._losses.flights
@@ -272,7 +283,7 @@ class Watch:
     def _stop(
         self, batch: int, epoch: int, origin: BatchOrigin | None, losses: list[float], items: int | Tensor
     ) -> NoReturn:
-        said = ", ".join(f"{name} = {value}" for name, value in zip(self.names, losses, strict=True))
+        said = ", ".join(f"{name} = {value}" for name, value in zip(self._names, losses, strict=True))
         lines = [f"the loss is not finite at step {batch} (epoch {epoch}{_batch(origin)}): {said}"]
         advice = self._advice
         if items == 0:

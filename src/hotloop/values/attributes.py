@@ -3,14 +3,13 @@
 Plain values are numbers, words, bytearrays, tensors and arrays, and lists, tuples, deques, dicts and sets of them.
 """
 
-import dis
 import hashlib
-import inspect
+import re
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
-from functools import cache, partial
-from types import CodeType, FunctionType
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ _KEYS = (bool, int, float, str, bytes, type(None))
 _SEQUENCES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
+_NAME = re.compile(r"[\w .-]*")  # of a phase, a mode or a layer, which training changes
 _NUMBERS = "biufcSUmM"  # kinds of NumPy values that are only bytes
 
 
@@ -193,45 +193,18 @@ def moved(value: Any, devices: Iterator[torch.device]) -> Any:
     return _built(parts.form, leaves)
 
 
-def may_become(owner: object, name: str, value: object, stored: Collection[str]) -> bool:
-    """Whether training can have given an attribute this value, which comes from a file that anyone may have written.
+def may_become(owner: object, name: str, value: object) -> bool:
+    """Whether an attribute may be given this value, which comes from a file that anyone may have written.
 
-    `stored` names the attributes that the person's code sets while it runs. Any other holds no words: a path, an
-    address or a mode that no training changes is a setting. A number may have become a tensor; else kinds stay.
+    Numbers, tensors and containers take each other's place among their kind, and the place of None. A string must be a
+    name: no path, address or code, which are settings. A new attribute hides nothing, and holds no strings.
     """
-    table = vars(owner)
-    if name not in table:
-        return name in stored and not hasattr(type(owner), name)  # else it would hide a method
-    now = table[name]
-    alike = _family(now) == _family(value)
-    if name not in stored:
-        return alike and not _has_words(value)
-    return alike or now is None or value is None or {_family(now), _family(value)} <= {float, Tensor, np.ndarray}
-
-
-def stored_by(kinds: Iterable[type], codes: Iterable[CodeType] = ()) -> set[str]:
-    """Names of the attributes that the methods of classes set, but for `__init__`, and that some more code sets.
-
-    >>> class Counter:
-    ...     def __init__(self): self.name = "calls"
-    ...     def add(self): self.calls = 1
-    >>> stored_by([Counter])
-    {'calls'}
-    """
-    functions = (value for kind in set(kinds) for value in vars(kind).values())
-    bare = (getattr(value, "fget", None) or getattr(value, "__func__", value) for value in functions)
-    unwrapped = (inspect.unwrap(value) for value in bare if isinstance(value, FunctionType))  # of its decorators
-    found = [value.__code__ for value in unwrapped if isinstance(value, FunctionType)]
-    return {name for code in {*found, *codes} if code.co_name != "__init__" for name in _stored_in(code)}
-
-
-@cache
-def _stored_in(code: CodeType) -> frozenset[str]:
-    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
-    if not {"setattr", "register_buffer"}.isdisjoint(code.co_names):
-        names |= {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
-    inner = (const for const in code.co_consts if isinstance(const, CodeType))
-    return frozenset(names).union(*map(_stored_in, inner))
+    if name not in vars(owner):
+        return not (hasattr(owner, name) or name.startswith("__") or any(True for _ in _words_in(value)))
+    if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in _words_in(value)):
+        return False
+    now, kinds = vars(owner)[name], {_family(vars(owner)[name]), _family(value)}
+    return len(kinds) == 1 or now is None or value is None or kinds <= {float, Tensor, np.ndarray}
 
 
 def _family(value: object) -> type:
@@ -246,10 +219,13 @@ def _family(value: object) -> type:
     return next((name for name, kinds in families.items() if isinstance(value, kinds)), type(value))
 
 
-def _has_words(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_words, value.values()))
-    return any(map(_has_words, value)) if isinstance(value, (*_SEQUENCES, *_SETS)) else isinstance(value, str | bytes)
+def _words_in(value: object) -> Iterator[str | bytes]:
+    """The strings and bytes in a plain value."""
+    if isinstance(value, str | bytes):
+        yield value
+    elif isinstance(value, (dict, *_SEQUENCES, *_SETS)):
+        for each in chain(value, value.values() if isinstance(value, dict) else ()):
+            yield from _words_in(each)
 
 
 class Restoring:

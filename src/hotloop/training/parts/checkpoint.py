@@ -10,7 +10,8 @@ from hotloop.errors import HotloopError
 from hotloop.printing.text import printable
 from hotloop.records import Epoch
 from hotloop.training.kernel import RunState
-from hotloop.training.part import FitArguments, Part, Parts, Saved, all_or_nothing
+from hotloop.training.part import FitArguments, Part, Parts
+from hotloop.values.saved import Count, Saved, all_or_nothing
 
 
 class Checkpoints(Part):
@@ -18,7 +19,7 @@ class Checkpoints(Part):
 
     name = "checkpoint"
     after = ("losses", "validation", "schedule", "best", "hooks", "python_state", "ranks", "report")
-    resumed: Saved[int] = 0  # times that the run went on from a checkpoint
+    resumed: Saved[Count] = 0  # times that the run went on from a checkpoint
     seconds: Saved[float] = 0.0  # for which training was held up in earlier parts of the run
 
     def __init__(self, run: RunState, asked: FitArguments) -> None:

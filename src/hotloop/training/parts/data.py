@@ -7,7 +7,8 @@ from typing import Any
 from hotloop.data import Position
 from hotloop.data.loader_rng import loader_rng_restorer
 from hotloop.training.kernel import RunState
-from hotloop.training.part import FitArguments, Part, Saved
+from hotloop.training.part import FitArguments, Part
+from hotloop.values.saved import Count, Saved
 
 
 class Data(Part):
@@ -15,8 +16,8 @@ class Data(Part):
 
     name = "data"
     after = ("loop",)
-    epoch: Saved[int]  # epochs that are done
-    batches: Saved[int | None]  # of the next one; None between two epochs
+    epoch: Saved[Count]  # epochs that are done
+    batches: Saved[Count | None]  # of the next one; None between two epochs
     position: Saved[dict[str, Any]]
 
     def __init__(self, run: RunState, asked: FitArguments) -> None:

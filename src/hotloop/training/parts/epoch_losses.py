@@ -13,8 +13,9 @@ from hotloop.checkpoint.damage import unusable
 from hotloop.device.clock import Clock
 from hotloop.records import Epoch
 from hotloop.training.kernel import RunState
-from hotloop.training.part import FitArguments, Part, Saved
+from hotloop.training.part import FitArguments, Part
 from hotloop.training.watch import Ending
+from hotloop.values.saved import Saved
 
 
 class Trained(NamedTuple):

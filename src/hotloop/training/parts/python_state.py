@@ -13,8 +13,9 @@ from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.printing.text import shorten
 from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.kernel import RunState
-from hotloop.training.part import FitArguments, Part, Saved
+from hotloop.training.part import FitArguments, Part
 from hotloop.training.state import handed_to, is_shaped, modules_of
+from hotloop.values.saved import Saved
 
 
 class PythonState(Part):
@@ -62,7 +63,7 @@ class PythonState(Part):
         self._changes.check(state)
 
     def before_load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
-        self._missing = self._changes.load_stateful(state, undo)
+        self._missing = self._changes.load_found(state, undo)
 
     def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         super().load(state, undo)

@@ -8,7 +8,8 @@ import torch
 from hotloop.checkpoint.tree import unpack
 from hotloop.printing.text import plural
 from hotloop.training.kernel import RunState
-from hotloop.training.part import FitArguments, Part, Saved
+from hotloop.training.part import FitArguments, Part
+from hotloop.values.saved import Count, Saved
 
 
 class RanksTogether(Part):
@@ -16,8 +17,8 @@ class RanksTogether(Part):
 
     name = "ranks"
     after = ("loop", "data")
-    size: Saved[int]
-    batch: Saved[int | None]  # items of a step on all ranks together
+    size: Saved[Count]
+    batch: Saved[Count | None]  # items of a step on all ranks together
     random: Saved[list[Any]]  # rng states, rank by rank
 
     def __init__(self, run: RunState, asked: FitArguments) -> None:

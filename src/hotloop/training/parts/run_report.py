@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hotloop.plan import Plan
-from hotloop.records import PlanChange
-from hotloop.training.claims import each, fields, record, require
+from hotloop.records import PlanChange, is_of, restored
 from hotloop.training.kernel import RunState
-from hotloop.training.part import FitArguments, Part, Saved
+from hotloop.training.part import FitArguments, Part
+from hotloop.values.saved import Count, Saved, not_saved_there
 
 
 class Reporting(Part):
@@ -20,8 +20,8 @@ class Reporting(Part):
     started: Saved[str]
     seconds: Saved[float] = 0.0
     tuning: Saved[float] = 0.0  # seconds in which plans were tried
-    peak_memory: Saved[int] = 0
-    before: Saved[tuple[int, int, int, int]]  # steps, skipped steps, batches and failures of earlier runs of this loop
+    peak_memory: Saved[Count] = 0
+    before: Saved[tuple[Count, ...]]  # steps, skipped steps, batches and failures of earlier runs of this loop
     plans: Saved[list[PlanChange]]
 
     def __init__(self, run: RunState, asked: FitArguments) -> None:
@@ -61,7 +61,9 @@ class Reporting(Part):
 
     def check(self, state: Mapping[str, Any]) -> None:
         super().check(state)
-        require(each(fields(plan=record(Plan))), state["plans"], "report.plans")
+        for change in state["plans"]:
+            if not is_of(Plan, restored(Plan, change["plan"])):
+                raise not_saved_there("report.plans")
 
     def after_load(self, state: Mapping[str, Any]) -> None:
         self.run.core.switch.note("that of the checkpoint")

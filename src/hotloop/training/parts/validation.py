@@ -9,7 +9,8 @@ from hotloop.data.loader_rng import loader_rng_restorer
 from hotloop.data.validation_loader import Validation
 from hotloop.records import Epoch
 from hotloop.training.kernel import RunState
-from hotloop.training.part import FitArguments, Part, Saved
+from hotloop.training.part import FitArguments, Part
+from hotloop.values.saved import Saved
 
 
 class Evaluating(Part):
