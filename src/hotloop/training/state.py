@@ -58,7 +58,8 @@ class LoopState(HasState):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._optimization, self._stateful, self._weights = Optimization(core), Stateful(core), Weights(core)
+        self._weights = Weights(core)  # the first: where its state is taken, FSDP has all shards in their places
+        self._optimization, self._stateful = Optimization(core), Stateful(core)
         # In the order of loading.
         self._owners = (Random(core), self._optimization, PlanState(core), self._stateful, self._weights)
 
@@ -73,7 +74,7 @@ class LoopState(HasState):
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"format": FORMAT}
-        for owner in self._owners:
+        for owner in self._owners[::-1]:
             state |= owner.state_dict()
         return state | {name: part.state_dict() for name, part in self._parts.items()}
 
@@ -84,7 +85,7 @@ class LoopState(HasState):
                 fix="use the version of hotloop that wrote it",
             )
         super().check(state)
-        for owner in self._owners[::-1]:  # another model is what tells most
+        for owner in self._owners[::-1]:  # that it is another model tells most
             owner.check(state)
         for name, part in self._parts.items():
             part.check(state[name])
