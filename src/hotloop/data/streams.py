@@ -13,7 +13,7 @@ from hotloop.data.held import HeldBatches
 from hotloop.data.loader_batches import LoaderBatches
 from hotloop.data.on_device import Resident, why_not_resident
 from hotloop.data.origin import BatchOrigin, check_loader, is_in_order, nothing_came, twin
-from hotloop.data.sharing import may_be_empty
+from hotloop.data.samplers import may_be_empty
 from hotloop.device import as_device
 from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument

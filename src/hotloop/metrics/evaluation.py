@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.data import Stream
-from hotloop.data.sharing import is_filler
+from hotloop.data.samplers import is_filler
 from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument, BatchError, HotloopError, MemoryWarning
 from hotloop.memory.micro_batches import check_cut, part_of

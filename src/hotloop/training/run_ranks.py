@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import DistStoreError
 
 from hotloop.checkpoint.tree import pack
-from hotloop.data.samplers import generators_of
-from hotloop.data.sharing import is_even, is_filler, shared
+from hotloop.data.samplers import generators_of, is_even, is_filler, shared
 from hotloop.data.streams import Stream
 from hotloop.device import Choice
 from hotloop.device.backend import backend_of
