@@ -118,7 +118,7 @@ def _on_a_simulated_gpu(
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are expected to be long wait for a compilation; a test that wants one says so."""
-    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 0.0)
+    monkeypatch.setattr("hotloop.tune.course.HELD_UP", 0.0)
 
 
 @pytest.fixture(autouse=True)

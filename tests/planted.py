@@ -70,7 +70,7 @@ BUGS = [
     Bug(
         "tuner: its own error ends a training",
         "tune/tuner.py",
-        "if self._loop.ranks.size > 1:  # the others wait for this rank in the course that they are on",
+        "if self._run.loop.ranks.size > 1:  # the others wait for this rank in the course that they are on",
         "if True:",
         ("tests/tune/test_tuner.py",),
     ),

@@ -184,7 +184,7 @@ def test_on_a_gpu_a_second_derivative_drops_the_lever_alone(monkeypatch: pytest.
 
     monkeypatch.setattr("hotloop.levers.base.HEAVY", 0.0)
     monkeypatch.setattr("hotloop.levers.row_kernels.MANY_ROW_SUMS", 1)
-    monkeypatch.setattr("hotloop.tune.tuner.SLOWER", 100.0)
+    monkeypatch.setattr("hotloop.tune.course.SLOWER", 100.0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 8))
 

@@ -51,7 +51,7 @@ def test_a_run_searches_where_that_pays_back_and_keeps_what_is_faster(
     pays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotloop.levers.cudnn_benchmark.EACH", 1e-9 if pays else 1e6)
-    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 0.03)
+    monkeypatch.setattr("hotloop.tune.course.HELD_UP", 0.03)
     model = network()
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.05), nn.CrossEntropyLoss())
     report = loop.fit(pictures(60), epochs=20, progress=False, monitor=False)

@@ -11,16 +11,11 @@ from torch import Tensor, nn
 from hotloop._torch import inductor
 from hotloop.errors import PlanWarning
 from hotloop.levers.applied import AppliedPlan
-from hotloop.levers.compile import form_of, varying_between
+from hotloop.levers.compile import expected_seconds, form_of, key_of, remember_seconds, varying_between
 from hotloop.objective.objectives import as_objective
 from hotloop.plan import Plan
 from hotloop.step import compilation
-from hotloop.step.compilation import (
-    CompiledObjective,
-    expected_seconds,
-    key_of,
-    remember_seconds,
-)
+from hotloop.step.compilation import CompiledObjective
 
 COMPILED, BLOCKS = Plan("cpu", compile="default"), Plan("cpu", compile="blocks")
 CRITERION = as_objective(nn.CrossEntropyLoss(), None)

@@ -7,5 +7,5 @@ import pytest
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are compared to the bit stay eager, however slow the machine is; `tests/tune` tests the rest."""
     monkeypatch.setenv("HOTLOOP_DEVICE", "cpu")
-    monkeypatch.setattr("hotloop.tune.tuner.WORTH_A_PLAN", 60.0)
-    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 10**6)
+    monkeypatch.setattr("hotloop.tune.course.WORTH_A_PLAN", 60.0)
+    monkeypatch.setattr("hotloop.tune.course.WORTH_ON_CPU", 10**6)

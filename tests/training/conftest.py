@@ -79,8 +79,8 @@ def signalled(signum: int, times: int = 1) -> Callable[[], None]:
 @pytest.fixture(autouse=True)
 def _plans_are_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are compared to the bit stay plain, however slow the machine is; `tests/tune` tests the rest."""
-    monkeypatch.setattr("hotloop.tune.tuner.WORTH_A_PLAN", 60.0)
-    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 10**6)
+    monkeypatch.setattr("hotloop.tune.course.WORTH_A_PLAN", 60.0)
+    monkeypatch.setattr("hotloop.tune.course.WORTH_ON_CPU", 10**6)
 
 
 @pytest.fixture(autouse=True)

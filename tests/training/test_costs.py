@@ -114,7 +114,7 @@ def _numbered(words: list[str]) -> dict[str, int]:
 
 
 def test_nobody_goes_through_a_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 100)
+    monkeypatch.setattr("hotloop.tune.course.WORTH_ON_CPU", 100)
     words = [f"word {number}" for number in range(50_000)]
     _calls_with(words[:100])  # what is imported and cached by the first
     few = _calls_with(words[:100])

@@ -178,7 +178,7 @@ def test_plan_plain_turns_everything_off(task, sgd) -> None:
 
 
 def test_the_step_of_a_subclass_runs_once_for_each_batch(task, sgd, monkeypatch) -> None:
-    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 1)  # so that the tuner watches some of them
+    monkeypatch.setattr("hotloop.tune.course.WORTH_ON_CPU", 1)  # so that the tuner watches some of them
 
     class Counting(Loop):
         calls = 0

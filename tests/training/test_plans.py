@@ -132,7 +132,7 @@ def test_a_run_that_decided_not_to_tune_does_not_when_it_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rest looks long enough now that each step is slower; the run goes on as it began."""
-    monkeypatch.setattr("hotloop.tune.tuner.WORTH_A_PLAN", 1.0)
+    monkeypatch.setattr("hotloop.tune.course.WORTH_A_PLAN", 1.0)
     data = batches(80)
     for life, (seconds, steps) in enumerate([(0.0, 20), (0.03, 20)]):
         model = Narrow(16, 0, 0)

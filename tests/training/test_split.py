@@ -483,7 +483,7 @@ def test_a_compiled_objective_with_a_mask_of_its_own_says_that_it_runs_eagerly()
 def test_an_objective_with_a_mask_of_its_own_is_tuned_without_a_word_of_compiling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 1)
+    monkeypatch.setattr("hotloop.tune.course.WORTH_ON_CPU", 1)
     loop = loop_of(network(), objective=own_mask, micro_batch=3)
     batches = [(numbers(8, 6), torch.arange(8) % 3, torch.rand(8)) for _ in range(4)]
     with warnings.catch_warnings(record=True) as told:

@@ -20,5 +20,5 @@ def endless(loop: hotloop.Loop, loader: Any, expected: int = LONG) -> Iterator[A
 
 def with_lever(lever: Lever, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have one lever more."""
-    for module in ("hotloop.levers", "hotloop.tune.knowledge", "hotloop.tune.tuner"):
-        monkeypatch.setattr(f"{module}.LEVERS", (*LEVERS, lever))
+    for module in ("levers", "tune.knowledge", "tune.course", "tune.tuner", "tune.tuning_record"):
+        monkeypatch.setattr(f"hotloop.{module}.LEVERS", (*LEVERS, lever))

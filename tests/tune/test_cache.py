@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hotloop import Loop
 from hotloop.errors import PlanWarning
-from hotloop.tune.dropped_levers import DroppedLevers
+from hotloop.tune.tuning_record import DroppedLevers
 
 from ..thorough import tries
 

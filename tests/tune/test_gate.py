@@ -216,7 +216,7 @@ def test_a_sparse_gradient_is_compared_with_a_dense_one() -> None:
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 def test_what_is_compiled_with_one_wrong_gradient_is_dropped_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 0.03)  # as it is for a person
+    monkeypatch.setattr("hotloop.tune.course.HELD_UP", 0.03)  # as it is for a person
     torch.compiler.reset()
     torch.manual_seed(0)
     model = Scaled(wrong=True)

@@ -16,7 +16,7 @@ import hotloop
 from hotloop.levers import Lever
 from hotloop.levers.base import LeverRule
 from hotloop.placement.waits import Waits
-from hotloop.tune.jumps import NormWatch
+from hotloop.tune.spikes import NormSpikes
 
 from .runs import endless, with_lever
 
@@ -92,12 +92,12 @@ def in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every CPU has bf16, every model is worth it, nothing is too slow; and looks come soon, on a GPU too."""
     monkeypatch.setattr("hotloop.levers.bf16.has_amx", lambda: True)
     monkeypatch.setattr("hotloop.levers.base.HEAVY", 0.0)
-    monkeypatch.setattr("hotloop.tune.tuner.SURELY_SLOWER", 100.0)
-    monkeypatch.setattr("hotloop.tune.tuner.SLOWER", 100.0)
-    monkeypatch.setattr("hotloop.tune.jumps.FIRST_LOOK", 4)
-    monkeypatch.setattr("hotloop.tune.jumps.LOOKS_SHARE", 1e9)
-    monkeypatch.setattr("hotloop.tune.jumps.MOST_BETWEEN_LOOKS", 8)
-    monkeypatch.setattr("hotloop.tune.jumps.AUDITS", (20, 1000))
+    monkeypatch.setattr("hotloop.tune.course.SURELY_SLOWER", 100.0)
+    monkeypatch.setattr("hotloop.tune.course.SLOWER", 100.0)
+    monkeypatch.setattr("hotloop.tune.spikes.FIRST_LOOK", 4)
+    monkeypatch.setattr("hotloop.tune.spikes.LOOKS_SHARE", 1e9)
+    monkeypatch.setattr("hotloop.tune.spikes.MOST_BETWEEN_LOOKS", 8)
+    monkeypatch.setattr("hotloop.tune.rounding.AUDITS", (20, 1000))
 
 
 def data(batches: int = 8) -> DataLoader[Any]:
@@ -116,7 +116,7 @@ def loop_of(device: str = "cpu", kind: Any = torch.optim.Adam, **options: Any) -
 def train(loop: hotloop.Loop, steps: int = STEPS, loader: Any = None, times: float = 1.0) -> list[str]:
     """So many steps; after some, gradients are so many times too large. What was told."""
     told: list[str] = []
-    loop._core.tuner.say = told.append
+    loop._core.tuner.record.say = told.append
     for number, batch in enumerate(itertools.islice(endless(loop, loader or data()), steps)):
         if number == BEGINS:
             loop.model.times.fill_(times)  # type: ignore[operator]
@@ -226,7 +226,7 @@ def test_no_norm_is_computed_where_it_could_decide_nothing(
 
 @pytest.mark.usefixtures("in_bf16")
 def test_looks_become_seldom(norms: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.tune.jumps.MOST_BETWEEN_LOOKS", 16)
+    monkeypatch.setattr("hotloop.tune.spikes.MOST_BETWEEN_LOOKS", 16)
     train(loop_of())
     assert len(norms) == 6, "after 4 batches, 8, 16, 32, 48, 64"
 
@@ -249,7 +249,7 @@ def test_sparse_gradients_have_no_norm_and_train_on(norms: list[Tensor], tmp_pat
 def test_on_a_gpu_looks_wait_for_nothing(graph: int, clip: float | None) -> None:
     plan = hotloop.Plan("cuda", precision="bf16", graph=graph, clip_norm=clip)
     loop, read = loop_of("cuda", plan=plan), []
-    looks = NormWatch(loop._core, 0)
+    looks = NormSpikes(loop._core, 0)
     for number, batch in enumerate(loop.batches(data(100))):
         with hotloop.waits("cuda") if number > 50 else nullcontext(Waits()) as seen:
             norm = looks.now()
@@ -266,8 +266,8 @@ def test_on_a_gpu_looks_wait_for_nothing(graph: int, clip: float | None) -> None
 def test_on_a_gpu_several_steps_in_a_graph_are_watched(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("hotloop.tune.tuner.SMALL_STEP", 1e9)  # whatever else the GPU does meanwhile
-    monkeypatch.setattr("hotloop.tune.tuner.HOST_LIMITS", 0.0)
+    monkeypatch.setattr("hotloop.tune.course.SMALL_STEP", 1e9)  # whatever else the GPU does meanwhile
+    monkeypatch.setattr("hotloop.tune.course.HOST_LIMITS", 0.0)
     loop = loop_of("cuda", **options)
 
     def explode(record: Any) -> None:

@@ -22,8 +22,8 @@ from hotloop.errors import LossNotFinite, PlanWarning
 from hotloop.levers import LEVERS, Lever, in_words
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
+from hotloop.tune.course import Course
 from hotloop.tune.knowledge import expected_start
-from hotloop.tune.tuner import Tuner
 from hotloop.values.reach import look
 
 from ..thorough import tries
@@ -232,13 +232,13 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Wrong:
     """A lever that is right at first."""
     lever = Wrong()
     lever.factor = 1.0
-    monkeypatch.setattr("hotloop.tune.tuner.SURELY_SLOWER", 100.0)  # whatever else this machine does
+    monkeypatch.setattr("hotloop.tune.course.SURELY_SLOWER", 100.0)  # whatever else this machine does
     with_lever(lever, monkeypatch)
     return lever
 
 
 def test_a_lever_that_diverges_later_is_dropped(late: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.tune.jumps.AUDITS", (40, 1000))
+    monkeypatch.setattr("hotloop.tune.rounding.AUDITS", (40, 1000))
     torch.manual_seed(0)
     loop = loop_of(Counted())
     for number, batch in enumerate(itertools.islice(endless(loop, data()), 60)):
@@ -264,7 +264,7 @@ class Normed(nn.Module):
 def steps_of(loop: hotloop.Loop, loader: Any, steps: int, before: dict[int, Any]) -> tuple[list[float], list[str]]:
     """Losses and what was told; `before` some steps, something is done."""
     told: list[str] = []
-    loop._core.tuner.say = told.append
+    loop._core.tuner.record.say = told.append
     losses = []
     for number, batch in enumerate(itertools.islice(endless(loop, loader), steps)):
         before.get(number, lambda: None)()
@@ -304,7 +304,7 @@ def test_a_loss_that_is_lost_by_rounding_alone_is_computed_again_in_fp32(
 @pytest.mark.parametrize("rounds", [False, True])
 def test_few_forward_passes_beyond_one_a_step(rounds: bool, late: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the fused optimizer the gate is not asked: only the facts of one pass are needed."""
-    monkeypatch.setattr("hotloop.tune.jumps.AUDITS", (20, 60))
+    monkeypatch.setattr("hotloop.tune.rounding.AUDITS", (20, 60))
     if not rounds:
         monkeypatch.setattr(late, "rule", None)
     torch.manual_seed(0)
@@ -575,8 +575,8 @@ class Ragged(IterableDataset[Any]):
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 def test_a_long_run_of_ragged_batches_is_compiled_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 1.0)
-    monkeypatch.setattr("hotloop.tune.tuner.FASTER", 1e-9)  # kept however fast it is
+    monkeypatch.setattr("hotloop.tune.course.HELD_UP", 1.0)
+    monkeypatch.setattr("hotloop.tune.course.FASTER", 1e-9)  # kept however fast it is
     torch.compiler.reset()
     dynamo = pytest.importorskip("torch._dynamo.utils").counters
     dynamo.clear()
@@ -603,7 +603,7 @@ def test_a_compiler_that_fails_is_told_and_the_run_goes_on_eagerly(monkeypatch: 
     def fails(*_: Any) -> None:
         raise RuntimeError("no compiler today")
 
-    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 1.0)
+    monkeypatch.setattr("hotloop.tune.course.HELD_UP", 1.0)
     monkeypatch.setattr("hotloop._torch.Inductor.__call__", fails)
     torch.compiler.reset()
     runs = []
@@ -623,8 +623,8 @@ def test_a_compiler_that_fails_is_told_and_the_run_goes_on_eagerly(monkeypatch: 
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 def test_what_was_compiled_for_nothing_is_taken_back_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 1.0)
-    monkeypatch.setattr("hotloop.tune.tuner.FASTER", 1e9)  # nothing is fast enough
+    monkeypatch.setattr("hotloop.tune.course.HELD_UP", 1.0)
+    monkeypatch.setattr("hotloop.tune.course.FASTER", 1e9)  # nothing is fast enough
     said = []
     for _ in range(2):
         torch.compiler.reset()
@@ -649,8 +649,8 @@ def test_a_network_that_turns_any_rounding_into_another_gradient_is_trained_in_b
 ) -> None:
     monkeypatch.setattr("hotloop.levers.bf16.has_amx", lambda: True)
     monkeypatch.setattr("hotloop.levers.base.HEAVY", 0.0)
-    monkeypatch.setattr("hotloop.tune.tuner.SLOWER", 100.0)  # whatever else this machine does
-    monkeypatch.setattr("hotloop.tune.tuner.SURELY_SLOWER", 100.0)
+    monkeypatch.setattr("hotloop.tune.course.SLOWER", 100.0)  # whatever else this machine does
+    monkeypatch.setattr("hotloop.tune.course.SURELY_SLOWER", 100.0)
     if not allowed:
         monkeypatch.setattr("hotloop.tune.gate.SHAKEN", 0.0)
     torch.manual_seed(0)
@@ -718,7 +718,7 @@ def test_a_plan_is_prepared_where_the_steps_that_follow_pay_for_it(
     batches: int, first: float, others: float, prepares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared: list[bool] = []
-    monkeypatch.setattr(Tuner, "_prepare", lambda tuner: prepared.append(True))
+    monkeypatch.setattr(Course, "_prepare", lambda course: prepared.append(True))
     torch.manual_seed(0)
     model, pauses = nn.Linear(8, 1), itertools.chain([first], itertools.repeat(others))
 

@@ -120,6 +120,16 @@ class LeverRule:
     evidence: str  # what was measured, and where
 
 
+@dataclass(frozen=True)
+class Delay:
+    """For how long a lever holds up a training that is under way."""
+
+    what: str  # such as "a compilation"
+    seconds: float
+    evidence: str = ""
+    key: str | None = None  # under which the measured time is remembered
+
+
 class Lever:
     """One change of a plan. `tier` A leaves the numbers as they are, B changes their rounding, C the training.
 
@@ -139,6 +149,10 @@ class Lever:
     needs_cuda = False
     changes_gradients = True  # where its tier is B; else only the update rounds differently, and the gate sees nothing
     computes_the_same = False  # other code for the same numbers: its gradient must be the eager one, at each parameter
+    captures = False  # whether it captures the step as a CUDA graph
+    for_short_steps = False  # whether it is pulled once captured steps turn out to be short
+    spares_mask_checks = False  # whether layers no longer look on the device at the masks that they are given
+    adds_workers = False  # whether it is pulled where a run waits for its loader
     for_captures = False  # whether it makes a step that is not captured slower
     late_above = math.inf  # seconds of a step above which it is tried after all others
     harmless_above = math.inf  # a gain above which it is kept although it is not faster
@@ -190,6 +204,14 @@ class Lever:
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         """Why it cannot work here even where a person's plan asks for it; None where it can. Asked last."""
         return target.without_cuda if self.needs_cuda else None
+
+    def refines(self, model: nn.Module) -> bool:
+        """Whether it is tried once a run has its plan, where the time for which it holds training up pays back."""
+        return False
+
+    def delay(self, target: LeverTarget, plan: Plan, batch: Any, *, shapes_vary: bool) -> Delay | str:
+        """How long it holds training up there, or why that cannot pay back; batches are like `batch`."""
+        raise NotImplementedError
 
     def prepare(self, target: LeverTarget) -> None:
         """Start slow preparations beside the first steps of a run that may pull it, and may be heavy."""

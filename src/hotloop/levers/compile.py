@@ -1,8 +1,13 @@
 """The forward and backward pass are compiled by `torch.compile`: of the whole objective, or of repeated blocks."""
 
+import hashlib
 import itertools
+import json
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,14 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop._torch import inductor, mark_dynamic
+from hotloop._torch import compiler_cache, inductor, mark_dynamic
 from hotloop.device.backend import backend_of
-from hotloop.levers.base import Lever, LeverTarget, Undo, replace_forward
+from hotloop.errors import OutputError
+from hotloop.levers.base import Delay, Lever, LeverTarget, Undo, replace_forward
 from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.placement.moving import has_strides, known_shape
 from hotloop.plan import Plan
+from hotloop.records.cache import cache_folder, make_private
+from hotloop.records.files import write_json
 from hotloop.values import tree
 
+IMPORTS, CACHED_SHARE = 5.0, 0.1  # seconds to load the compiler, and the share of a compilation that is not cached
+MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled and not the whole
 Varying = frozenset[tuple[int, int]]  # the n-th tensor, and its dimension
 _CODES: WeakKeyDictionary[type[nn.Module], Any] = WeakKeyDictionary()  # the compiled `forward` of each class of blocks
 
@@ -74,6 +84,12 @@ class CompileLever(Lever):
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         return _why_not_compiled(target)
 
+    def refines(self, model: nn.Module) -> bool:
+        return not _repeats_one_block(model)
+
+    def delay(self, target: LeverTarget, plan: Plan, batch: Any, *, shapes_vary: bool) -> Delay | str:
+        return _delay_by_compiling(target.model, self.pull(plan), batch)
+
 
 class CompileBlocksLever(Lever):
     """**What it does.** [Compiles](compile.md) the blocks that a model repeats, such as those of a transformer: the
@@ -112,6 +128,12 @@ class CompileBlocksLever(Lever):
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         return _why_not_compiled(target) or (None if plan.compile == "off" else "the whole step is compiled")
+
+    def refines(self, model: nn.Module) -> bool:
+        return _repeats_one_block(model)
+
+    def delay(self, target: LeverTarget, plan: Plan, batch: Any, *, shapes_vary: bool) -> Delay | str:
+        return _delay_by_compiling(target.model, self.pull(plan), batch)
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         return None if repeated_blocks(target.model) else "the model repeats no block that could be compiled once"
@@ -234,3 +256,57 @@ class MaxAutotuneLever(Lever):
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         return None if plan.compile == "default" else "`compile` was not kept"
+
+
+def _repeats_one_block(model: nn.Module) -> bool:
+    """Whether most blocks of a model have one shape, so that one compilation serves them."""
+    blocks = repeated_blocks(model)
+    shapes = Counter((type(each), tuple(p.shape for p in each.parameters())) for each in blocks)
+    return bool(shapes) and max(shapes.values()) >= max(MANY_BLOCKS, 0.75 * len(blocks))
+
+
+def _delay_by_compiling(model: nn.Module, plan: Plan, batch: Any) -> Delay:
+    key = key_of(model, batch, plan)
+    return replace(expected_seconds(model, plan.compile, key), key=key)
+
+
+def expected_seconds(model: nn.Module, mode: str, key: str | None = None) -> Delay:
+    """The expected time of a compilation; `key`, of `key_of`, finds an earlier one on this machine."""
+    if key is not None and (before := _remembered(key)) is not None:
+        return Delay(
+            "a compilation", before, "by the time that it took before on this machine, where PyTorch has cached it"
+        )
+    blocks = repeated_blocks(model)[:1] if mode == "blocks" else []
+    layers = sum(not any(True for _ in m.children()) for root in blocks or [model] for m in root.modules())
+    seconds = 15.0 + 0.35 * layers
+    if mode == "max-autotune":
+        return Delay("a compilation", 8 * seconds, "eight times that of the usual mode, as seen on an H200")
+    what = "a block" if blocks else "the model"
+    return Delay("a compilation", seconds, f"by the {layers} layers of {what}, as seen on an H200 with nothing cached")
+
+
+def key_of(model: nn.Module, batch: Any, plan: Plan) -> str:
+    """A key of what a compilation depends on: the model's class and weights, the batch, the plan."""
+    weights = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    where = backend_of(plan.device).device_name()
+    told = (torch.__version__, where, type(model).__qualname__, weights, str(form_of(batch)))
+    settings = (plan.compile, plan.precision, plan.channels_last, plan.tf32)
+    return hashlib.sha256(repr((told, settings)).encode()).hexdigest()[:32]
+
+
+def _remembered(key: str) -> float | None:
+    """Expected seconds of a compilation that PyTorch has cached; None where it has not."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):  # nobody may know where home is
+        told = json.loads((cache_folder("compiled") / f"{key}.json").read_text())
+        if any(Path(told["folder"]).iterdir()):
+            return float(told["seconds"])
+    return None
+
+
+def remember_seconds(key: str, seconds: float) -> None:
+    """Note how long a compilation took, which PyTorch has cached."""
+    again = seconds if _remembered(key) is not None else min(seconds, IMPORTS + CACHED_SHARE * seconds)
+    with suppress(OSError, OutputError, RuntimeError):  # without it, the next run takes it for a new one
+        folder = cache_folder("compiled")
+        make_private(folder)
+        write_json(folder / f"{key}.json", {"seconds": again, "folder": compiler_cache()}, mode=0o600)

@@ -59,6 +59,7 @@ class GraphLever(Lever):
     undo = "the graph is dropped"
     trust = 7
     needs_cuda = True
+    captures = True
     late_above = 0.1  # launches are a small part of a step that takes longer, and the graph would hold much memory
     rule = LeverRule(
         f"an eager step takes less than {SHORT:.0f} s, the device has memory for the graph, and, if shapes vary"
@@ -152,6 +153,7 @@ class SeveralStepsLever(Lever):
     cost = "a moment"
     undo = "the graph is dropped"
     needs_cuda = True
+    for_short_steps = True
     rule = LeverRule(
         f"`fit` owns the loop, a forward and backward pass is fewer than {FEW_OPERATIONS} operations of less than"
         f" {LIGHT_FLOPS / 1e9:.1f} GFLOP in all, and {MANY_TINY} or more steps remain; otherwise the time of captured"

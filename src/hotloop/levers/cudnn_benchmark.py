@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hotloop import kernels
-from hotloop.levers.base import Lever, LeverTarget
+from hotloop.levers.base import Delay, Lever, LeverTarget
 from hotloop.levers.channels_last import convolutions_of
 from hotloop.plan import Plan
 
@@ -61,6 +61,17 @@ class CudnnBenchmarkLever(Lever):
         if torch.backends.cudnn.benchmark:
             return "it is on already"
         return None if convolutions_of(target.model) else "the model has no two-dimensional convolution"
+
+    def refines(self, model: nn.Module) -> bool:
+        return True
+
+    def delay(self, target: LeverTarget, plan: Plan, batch: Any, *, shapes_vary: bool) -> Delay | str:
+        if plan.precision == "fp32":
+            return "in fp32 the algorithms of the first steps stay"
+        if shapes_vary:
+            return "each new shape would be searched for"
+        seconds = expected_search(target.model)
+        return Delay("a search", seconds) if seconds else "its convolutions only cut images into patches"
 
     def around(self, plan: Plan) -> AbstractContextManager[Any]:
         return _benchmark() if plan.precision == "fp32" else _benchmark_anew()

@@ -45,6 +45,7 @@ class GivenMasksLever(Lever):
     cost = "nothing"
     undo = "the layers' `forward` is restored"
     needs_cuda = True
+    spares_mask_checks = True
     rule = LeverRule(
         "the model has `nn.TransformerEncoder` or `nn.TransformerDecoder`",
         lambda facts: True,

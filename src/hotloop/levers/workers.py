@@ -41,6 +41,7 @@ class WorkersLever(Lever):
     what = "worker processes load batches ahead; random augmentation differs"
     cost = "a moment"
     undo = "the loader is read as it is"
+    adds_workers = True
 
     def in_words(self, plan: Plan) -> str:
         return "" if plan.stream == "resident" else plural(plan.workers or 0, "worker")

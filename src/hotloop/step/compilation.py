@@ -1,26 +1,16 @@
-"""`CompiledObjective`: an objective that its first call compiles; and how long a compilation is expected to take."""
+"""`CompiledObjective`: an objective that its first call compiles."""
 
-import hashlib
-import json
 import warnings
 from collections.abc import Hashable
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from hotloop._torch import compiler_cache, inductor
-from hotloop.device.backend import backend_of
-from hotloop.errors import OutputError, PlanWarning
-from hotloop.levers.checkpointing import repeated_blocks
+from hotloop._torch import inductor
+from hotloop.errors import PlanWarning
 from hotloop.levers.compile import Varying, form_of, mark_varying, sizes_of, varying_between
 from hotloop.objective.objectives import Objective
-from hotloop.plan import Plan
-from hotloop.records.cache import cache_folder, make_private
-from hotloop.records.files import write_json
 from hotloop.step.inspection import signature
 
 MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}  # the graphs are captured here, of whole steps
@@ -108,54 +98,3 @@ def form_for(batch: Any, varying: Varying) -> Hashable | None:
     """The form of a batch that a compilation depends on; None where it cannot be compared."""
     form = signature(batch)
     return form if form is None or not varying else form_of(batch, varying)
-
-
-# How long it takes
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Expected seconds of a compilation, and the evidence."""
-
-    seconds: float
-    evidence: str
-
-
-def expected_seconds(model: nn.Module, mode: str, key: str | None = None) -> Estimate:
-    """The expected time of a compilation; `key`, of `key_of`, finds an earlier one on this machine."""
-    if key is not None and (before := _remembered(key)) is not None:
-        return Estimate(before, "by the time that it took before on this machine, where PyTorch has cached it")
-    blocks = repeated_blocks(model)[:1] if mode == "blocks" else []
-    layers = sum(not any(True for _ in m.children()) for root in blocks or [model] for m in root.modules())
-    seconds = 15.0 + 0.35 * layers
-    if mode == "max-autotune":
-        return Estimate(8 * seconds, "eight times that of the usual mode, as seen on an H200")
-    what = "a block" if blocks else "the model"
-    return Estimate(seconds, f"by the {layers} layers of {what}, as seen on an H200 with nothing cached")
-
-
-def key_of(model: nn.Module, batch: Any, plan: Plan) -> str:
-    """A key of what a compilation depends on: the model's class and weights, the batch, the plan."""
-    weights = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
-    where = backend_of(plan.device).device_name()
-    told = (torch.__version__, where, type(model).__qualname__, weights, str(form_of(batch)))
-    settings = (plan.compile, plan.precision, plan.channels_last, plan.tf32)
-    return hashlib.sha256(repr((told, settings)).encode()).hexdigest()[:32]
-
-
-def _remembered(key: str) -> float | None:
-    """Expected seconds of a compilation that PyTorch has cached; None where it has not."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):  # nobody may know where home is
-        told = json.loads((cache_folder("compiled") / f"{key}.json").read_text())
-        if any(Path(told["folder"]).iterdir()):
-            return float(told["seconds"])
-    return None
-
-
-def remember_seconds(key: str, seconds: float) -> None:
-    """Note how long a compilation took, which PyTorch has cached."""
-    again = seconds if _remembered(key) is not None else min(seconds, IMPORTS + CACHED_SHARE * seconds)
-    with suppress(OSError, OutputError, RuntimeError):  # without it, the next run takes it for a new one
-        folder = cache_folder("compiled")
-        make_private(folder)
-        write_json(folder / f"{key}.json", {"seconds": again, "folder": compiler_cache()}, mode=0o600)

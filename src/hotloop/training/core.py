@@ -43,8 +43,9 @@ class Core:
             schedule,
             ranks,
             given=lambda: self.data.given,
-            rescue=lambda run, batch: self.tuner.rescued(run, batch),  # noqa: PLW0108  # which the switch is made before
-            refused=lambda why: self.tuner.refused(why),  # noqa: PLW0108
+            # The tuner is made after the switch.
+            rescue=lambda run, batch: self.tuner.guard.repeated_in_fp32(run, batch),  # noqa: PLW0108
+            refused=lambda why: self.tuner.record.capture_failed(why),  # noqa: PLW0108
             plans_itself=plans_itself,
             by_hand=by_hand,
         )

@@ -219,7 +219,7 @@ class Loop:
     @property
     def tuning(self) -> Tuning | None:
         """How the plan was found; None where none was looked for."""
-        return self._core.tuner.tuning
+        return self._core.tuner.record.tuning
 
     @property
     def is_between_windows(self) -> bool:

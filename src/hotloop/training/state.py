@@ -335,12 +335,12 @@ class PlanState(HasState):
         self._core = core
 
     def state_dict(self) -> dict[str, Any]:
-        core, tuning = self._core, self._core.tuner.tuning
+        core, tuning = self._core, self._core.tuner.record.tuning
         return {
             "epoch": core.data.epoch,
             "plan": core.switch.step.plan.to_json(),
             "tuning": None if tuning is None else tuning.to_json(),
-            "considered": core.tuner.considered_for,
+            "considered": core.tuner.record.considered_for,
         }
 
     def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
@@ -366,7 +366,7 @@ class PlanState(HasState):
             core.switch.step.plan,
             core.switch.step.state_dict(),
         )
-        plans, noted, tuner = list(core.switch.plans), core.switch.noted, dict(vars(core.tuner))
+        plans, noted, restore_tuner = list(core.switch.plans), core.switch.noted, core.tuner.restorer()
 
         def restore() -> None:
             if core.switch.step.plan != plan:
@@ -374,7 +374,7 @@ class PlanState(HasState):
             if core.switch.step is not step:
                 core.switch.step.load_state_dict(counts)
             core.data.epoch, core.switch.plans[:], core.switch.noted = epoch, plans, noted
-            vars(core.tuner).update(tuner)
+            restore_tuner()
 
         return restore
 

@@ -16,7 +16,8 @@ from hotloop.training.plan_switch import PlanSwitch
 from hotloop.training.run_ranks import Alone
 from hotloop.training.schedulers import Schedule
 from hotloop.training.watch import Watch
-from hotloop.tune.tuner import Ahead, Tuner
+from hotloop.tune.tuned_run import Ahead
+from hotloop.tune.tuner import Tuner
 from hotloop.values.reach import look
 from hotloop.values.rng import RngStates, generators_in
 from hotloop.values.snapshot import PassSnapshot

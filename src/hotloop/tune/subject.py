@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +17,7 @@ from hotloop.device.backend import Backend, backend_of
 from hotloop.levers import LeverTarget
 from hotloop.levers.channels_last import to_memory_format
 from hotloop.levers.tf32 import fp32_matmul_precision
-from hotloop.plan import Plan, Trial, Tuning
+from hotloop.plan import Plan
 from hotloop.step.inspection import signature
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
@@ -84,7 +82,7 @@ class Subject:
             each.objective(self.model, batch)
 
     def restorable(self) -> Skip:
-        """Which of that a rehearsal restores."""
+        """Which of that `scratch` restores."""
         return restored_by_state(self.modules, self.optimizers)
 
     def exchange(self, old: TrainingStep | None, new: TrainingStep | None) -> None:
@@ -111,30 +109,6 @@ class Subject:
             [code_of_modules(self.model.modules()), look(self.roots({"device_transform": transform})).code()],
         ]
         return hashlib.sha256(json.dumps(traits, default=str).encode()).hexdigest()[:32]
-
-
-def record(
-    subject: Subject,
-    plan: Plan,
-    trials: Sequence[Trial],
-    plain_step: float | None,
-    step: float | None,
-    steps: int | None,
-    seconds: float,
-) -> Tuning:
-    """How a plan was found, with the time and place."""
-    return Tuning(
-        plan=plan,
-        trials=tuple(trials),
-        plain_step=plain_step,
-        step=step,
-        steps=steps,
-        seconds=seconds,
-        device_name=subject.device_name,
-        model=type(subject.model).__name__,
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__},
-    )
 
 
 def _flags(optimizer: Any) -> list[str]:

@@ -18,19 +18,21 @@ from hotloop.device.backend import backend_of
 from hotloop.device.clock import Clock, synchronize
 from hotloop.errors import BadArgument
 from hotloop.levers import LEVERS, Lever, LeverTarget
+from hotloop.levers.compile import expected_seconds
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning, Verdict
 from hotloop.printing.text import duration, error_in_a_line, shorten
 from hotloop.step.captured_graph import WARM_UP, CannotCapture
-from hotloop.step.compilation import CompiledObjective, expected_seconds
+from hotloop.step.compilation import CompiledObjective
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretch, why_not_captured
 from hotloop.step.training import TrainingStep
 from hotloop.tune.gate import GradientGate, without_dropout
 from hotloop.tune.scratch import Scratch, scratch
-from hotloop.tune.subject import Subject, record
+from hotloop.tune.subject import Subject
+from hotloop.tune.tuning_record import record
 from hotloop.values.snapshot import Snapshot
 from hotloop.values.tree import map_tensors
 

@@ -28,7 +28,7 @@ class Progress(Part):
         done = run.epoch * (run.length or 0) + run.batches
         with (
             Display(run.epochs, run.length, self._show, done=done) as self._display,
-            run.core.tuner.telling(self._display.say),
+            run.core.tuner.record.saying(self._display.say),
         ):
             run.say = self._display.say
             yield

@@ -33,7 +33,7 @@ class Reporting(Part):
         self._noted = (
             len(core.switch.plans) - 1
         )  # plans of the loop up to the one that this part of the run begins with
-        self._last, self._tuned = time.perf_counter(), core.tuner.seconds
+        self._last, self._tuned = time.perf_counter(), core.tuner.record.seconds
         core.subject.backend.reset_peak_memory_stats()
 
     def report(self) -> Mapping[str, Any]:
@@ -73,7 +73,7 @@ class Reporting(Part):
         """Add what was done since the last time to what was noted before, in earlier parts of the run too."""
         core, now = self.run.core, time.perf_counter()
         self.seconds, self._last = self.seconds + now - self._last, now
-        self.tuning, self._tuned = self.tuning + core.tuner.seconds - self._tuned, core.tuner.seconds
+        self.tuning, self._tuned = self.tuning + core.tuner.record.seconds - self._tuned, core.tuner.record.seconds
         self.peak_memory = max(self.peak_memory, core.subject.backend.max_memory_allocated() or 0)
         core.switch.note("the step was changed while it ran")  # where many steps at once have not noted it yet
         steps, _, batches, _ = self.before

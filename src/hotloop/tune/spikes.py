@@ -1,4 +1,4 @@
-"""`RoundingWatch`: losses and gradient norms of a run whose plan rounds, and when the gate is to be asked again."""
+"""Spikes of losses and of gradient norms: signs that a run diverges."""
 
 import math
 import statistics
@@ -14,19 +14,18 @@ FIRST_LOOK, MOST_BETWEEN_LOOKS = 25, 500  # batches up to the first look at a no
 LOOKS_SHARE = 0.001  # of the time of a run on a GPU, which looks may take of the host
 GUESS = 1e-3  # seconds of a look before a second one: in the first, libraries load what they had no need of before
 LATER = 10  # batches until the host asks again for a norm that was still on its way
-AUDITS = (100, 1000)  # batches of a plan after which the gate is asked again: one batch shows wiring, not divergence
 
 
 @dataclass(frozen=True)
-class Sign:
-    """Why the gate runs early: a jump of losses or of gradient norms."""
+class Spike:
+    """Losses or gradient norms that have jumped."""
 
     words: str
     usual: float = math.inf  # the most that is no jump of norms
 
 
-class Jumps:
-    """Recent numbers, such as losses, and whether they have jumped: a sign of divergence.
+class SpikeDetector:
+    """Recent numbers, such as losses, and whether they have jumped.
 
     `times` their median is a jump, where so many come `in_a_row`. The median is made of `least` numbers or more, and
     `kept` at most; anew after `new` of them.
@@ -50,7 +49,7 @@ class Jumps:
     def jump(self, number: float) -> float | None:
         """Note a number; returns its multiple of the median once enough in a row were high, else None.
 
-        >>> losses = Jumps()
+        >>> losses = SpikeDetector()
         >>> [times for loss in [2.0] * 30 + [50.0] * 3 + [2.0] if (times := losses.jump(loss)) is not None]
         [25.0]
         """
@@ -66,55 +65,7 @@ class Jumps:
         return None
 
 
-class RoundingWatch:
-    """While a plan rounds: the signs of divergence, and the batches after which the gate is asked again in any case.
-
-    A rank looks for no signs (`alone` is false): each sees other batches, and none decides by itself.
-    """
-
-    def __init__(self, loop: HasStep, adopted: int | None, done: int, *, alone: bool) -> None:
-        """`done` batches have been trained on; the plan was `adopted` after so many, None in an earlier run."""
-        self.sign: Sign | None = None  # that is to be looked into
-        begun = () if adopted is None else (adopted + number for number in AUDITS)
-        self._audits = [number for number in begun if number > done]
-        self._losses = Jumps() if alone else None
-        self._norms = NormWatch(loop, done) if alone and NormWatch.is_possible(loop) else None
-
-    @property
-    def due(self) -> float:
-        """The batch before which it wants to be asked, see `before`."""
-        return math.inf if self._norms is None else self._norms.due
-
-    @property
-    def audit(self) -> float:
-        """The batch before which the gate is asked again."""
-        return self._audits[0] if self._audits else math.inf
-
-    def reason(self, done: int) -> Sign | None:
-        """Why the gate is to be asked now, once; without words where it is time to; None where it is not."""
-        sign, self.sign = self.sign, None
-        if sign is None and done >= self.audit:
-            self._audits.pop(0)
-            return Sign("")
-        return sign
-
-    def heard(self, loss: float) -> bool:
-        """Take in a loss; returns whether losses have jumped."""
-        if self._losses is None or (jump := self._losses.jump(loss)) is None:
-            return False
-        self._losses = Jumps(JUMP * self._losses.times)  # losses of this run jump, it seems
-        self.sign = Sign(f"the loss is {jump:.0f} times its median")
-        return True
-
-    def before(self, done: int) -> bool:
-        """Call before each step; returns whether norms have jumped."""
-        if self._norms is None or (sign := self._norms.before(done)) is None:
-            return False
-        self.sign = sign
-        return True
-
-
-class NormWatch:
+class NormSpikes:
     """Samples the gradient norm of the last step, and tells where norms have jumped.
 
     A look comes after 25 batches, 50, 100, 200, 400, 800 and then every 500: on a CPU no clock decides, so that a run
@@ -146,8 +97,8 @@ class NormWatch:
             and NormReader(loop).knows_without_asking
         )
 
-    def before(self, done: int) -> Sign | None:
-        """Call before each step: samples where that is due; returns a sign where norms have jumped."""
+    def before(self, done: int) -> Spike | None:
+        """Call before each step: samples where that is due; returns a spike where norms have jumped."""
         if done < self.due:
             return None
         start = time.perf_counter()
@@ -165,17 +116,17 @@ class NormWatch:
             self.due = done + LATER
             return None
         self._is_first = False
-        sign = None if norm is None else self._sign_of(norm)
+        spike = None if norm is None else self._spike_in(norm)
         self.due = done + (1 if self._jumps.is_high else min(max(FIRST_LOOK, done - self._begin), MOST_BETWEEN_LOOKS))
         self.due = math.inf if self._fails else self.due
-        return sign
+        return spike
 
-    def _sign_of(self, norm: float) -> Sign | None:
+    def _spike_in(self, norm: float) -> Spike | None:
         jumps = self._jumps
         if (jump := jumps.jump(norm)) is None:
             return None
         self._jumps = _jumps(JUMP * jumps.times)  # norms of this run jump, it seems
-        return Sign(f"the norm of the gradient is {jump:.0f} times its median", jumps.usual)
+        return Spike(f"the norm of the gradient is {jump:.0f} times its median", jumps.usual)
 
     def now(self) -> float | None:
         """The norm of the last step or of the last sample; None where it is not known yet."""
@@ -194,6 +145,6 @@ class NormWatch:
         return None if self._loop.step.plan.precision == "fp16" else math.inf  # of which the scaler skips the update
 
 
-def _jumps(times: float) -> Jumps:
+def _jumps(times: float) -> SpikeDetector:
     """Of norms: few, since those of the first steps are large; two in a row, since single batches have high ones."""
-    return Jumps(times, least=5, kept=9, new=1, in_a_row=2)
+    return SpikeDetector(times, least=5, kept=9, new=1, in_a_row=2)
