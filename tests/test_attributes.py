@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hotloop.checkpoint.tree import pack, unpack
-from hotloop.values.attributes import LOST, Restoring, ValueSnapshot, devices_of, moved, parts_of
+from hotloop.values.attributes import LOST, Restoring, ValueSnapshot, devices_of, moved, plain
 from hotloop.values.reach import look
 from hotloop.values.snapshot import PassSnapshot
 from hotloop.values.tree import changeable_in
@@ -59,7 +59,7 @@ def shown(value: Any) -> str:
 
 @given(VALUES)
 def test_a_plain_value_is_the_same_after_it_was_taken_apart_saved_and_read(value: Any) -> None:
-    found = parts_of(value)
+    found = plain(value)
     assert shown(found.whole()) == shown(value)
     tensors, data = pack(found.whole())
     assert shown(unpack(tensors, data)) == shown(value)
@@ -84,8 +84,8 @@ def test_what_is_compared_is_restored_and_saved(value: Any, choice: random.Rando
     """Whichever part of an attribute a pass changes: it is seen, restored, and the same in a checkpoint."""
     module = nn.Module()
     module.held, was = value, shown(value)
-    tensors, data = pack(parts_of(value).whole())
-    mark, seen = ValueSnapshot(parts_of(value)), look({"value": module}, fully=True)
+    tensors, data = pack(plain(value).whole())
+    mark, seen = ValueSnapshot(plain(value)), look({"value": module}, fully=True)
     snapshot = PassSnapshot([module], torch.device("cpu"))
     snapshot.take()
     parts = [part for part in changeable_in(value) if not isinstance(part, Tensor | np.ndarray) or len(part)]
@@ -93,20 +93,20 @@ def test_what_is_compared_is_restored_and_saved(value: Any, choice: random.Rando
         change(choice.choice(parts))
     else:
         module.held = "another"
-    assert not mark.fits(parts_of(module.held))
+    assert not mark.fits(plain(module.held))
     assert seen.changes(look({"value": module}, fully=True)) == ["value.held"]
     snapshot.restore()
     assert module.held is value
-    assert mark.fits(parts_of(value)) or devices_of(value), "of tensors it is compared how often they were written"
+    assert mark.fits(plain(value)) or devices_of(value), "of tensors it is compared how often they were written"
     assert shown(value) == shown(unpack(tensors, data)) == was
 
 
 @given(VALUES, VALUES)
 def test_a_mark_fits_its_value_and_no_other(value: Any, other: Any) -> None:
-    mark = ValueSnapshot(parts_of(value))
-    assert mark.fits(parts_of(value))
+    mark = ValueSnapshot(plain(value))
+    assert mark.fits(plain(value))
     if shown(value) != shown(other):
-        assert not mark.fits(parts_of(other))
+        assert not mark.fits(plain(other))
     was = mark.value
     assert was is not LOST
     assert shown(was) == shown(value)
@@ -141,9 +141,9 @@ CHANGES: dict[str, Any] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_in_place_is_seen(name: str) -> None:
     value, change = CHANGES[name]
-    mark = ValueSnapshot(parts_of(value))
+    mark = ValueSnapshot(plain(value))
     change(value)
-    assert not mark.fits(parts_of(value))
+    assert not mark.fits(plain(value))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_change_in_place_is_seen(name: str) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_not_plain(value: Any) -> None:
-    assert parts_of(value) is None
+    assert plain(value) is None
 
 
 def test_other_references_stay_valid() -> None:

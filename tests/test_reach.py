@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from hotloop.values.reach import code_of_modules, kept_by_capture, look, restored_by_state
+from hotloop.values.code import code_of_modules
+from hotloop.values.reach import kept_by_capture, look, restored_by_state
 
 calls = 0
 numbers = itertools.count()

@@ -15,7 +15,7 @@ from hotloop.data.on_device import asked_in_advance, is_constant
 from hotloop.data.origin import BatchOrigin, twin
 from hotloop.data.samplers import draw_base_seed, has_known_sampler
 from hotloop.data.worker_count import bytes_in, why_workers_stay
-from hotloop.values.attributes import parts_of
+from hotloop.values.attributes import plain
 
 Batch = tuple[BatchOrigin, Any]
 
@@ -265,7 +265,7 @@ class LoaderBatches(Epochs[Batch]):
         if not self._is_stateful:
             return None
         account = self._source.state_dict()  # type: ignore[attr-defined]
-        return None if parts_of(account) is None else account
+        return None if plain(account) is None else account
 
 
 def _may_be_random(source: object) -> bool:

@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from hotloop.data.samplers import KNOWN, generators_of, has_known_sampler, samplers_of
 from hotloop.values.attributes import (
     LITTLE,
-    ROOM,
-    FlattenedValue,
+    PlainValue,
     Restoring,
     ValueSnapshot,
     may_become,
-    parts_of,
+    plain,
 )
+from hotloop.values.kinds import ROOM
 from hotloop.values.rng import Rng, generators_in, host_rngs, same_state
 
 
@@ -147,7 +147,7 @@ class _Holder:
                 self._known.add(name)
                 restoring.put(vars(self._sampler), name, copy.deepcopy(value))
 
-    def _attributes(self) -> Iterator[tuple[str, FlattenedValue]]:
+    def _attributes(self) -> Iterator[tuple[str, PlainValue]]:
         for name, value in getattr(self._sampler, "__dict__", {}).items():
-            if (parts := parts_of(value, LITTLE if isinstance(self._sampler, IterableDataset) else ROOM)) is not None:
+            if (parts := plain(value, LITTLE if isinstance(self._sampler, IterableDataset) else ROOM)) is not None:
                 yield name, parts

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -66,8 +65,4 @@ def finite(value: Any) -> Any:
     >>> finite({"loss": float("nan"), "curve": (1, 2.5)})
     {'loss': None, 'curve': [1, 2.5]}
     """
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)  # NaN and the infinities

@@ -41,15 +41,15 @@ from hotloop.values.attributes import (
     HOOKS_INSTALLED,
     LITTLE,
     LOST,
-    ROOM,
-    FlattenedValue,
+    PlainValue,
     Restoring,
     ValueSnapshot,
     devices_of,
     may_become,
     moved,
-    parts_of,
+    plain,
 )
+from hotloop.values.kinds import ROOM
 from hotloop.values.reach import ReachableState, installed_once, is_ours, look
 from hotloop.values.rng import Generator, Rng
 from hotloop.values.saved import HasState, Saved, load_objects
@@ -207,7 +207,7 @@ class Changes(HasState):
                 return False
             if isinstance(owner, nn.Module) and name in _OF_MODULES:
                 return name in (PARAMETERS, BUFFERS) or installed_once(name, value)
-            return parts_of(value, room) is not None or (isinstance(value, Tensor) and value.grad_fn is not None)
+            return plain(value, room) is not None or (isinstance(value, Tensor) and value.grad_fn is not None)
 
         return look(roots, holds, chain(known, self.known, self._weights()))
 
@@ -243,12 +243,12 @@ class Changes(HasState):
             elif name not in found and isinstance(getattr(thing, "__dict__", None), dict):
                 yield name, "", thing, LITTLE if isinstance(thing, Dataset) else ROOM
 
-    def _attributes(self) -> Iterator[tuple[Key, Any, FlattenedValue]]:
+    def _attributes(self) -> Iterator[tuple[Key, Any, PlainValue]]:
         """Attributes with plain values, which may change in training."""
         for root, path, owner, room in self._owners():
             own = _internals_of(owner)
             for name, value in vars(owner).items():
-                if name not in own and (parts := parts_of(value, room)) is not None:
+                if name not in own and (parts := plain(value, room)) is not None:
                     yield (root, path, name), owner, parts
 
     def _marked(self) -> dict[Key, ValueSnapshot]:
@@ -261,7 +261,7 @@ class Changes(HasState):
             root, path, name = key
             owner = owners.get((root, path))
             now = None if owner is None else vars(owner).get(name)
-            is_plain = owner is not None and name not in _internals_of(owner) and (now is None or parts_of(now))
+            is_plain = owner is not None and name not in _internals_of(owner) and (now is None or plain(now))
             if not is_plain or not may_become(owner, name, saved):
                 missing.append(".".join(filter(None, (str(names.get(root, root)), path, name))))
                 continue
@@ -385,7 +385,7 @@ def _is_record(value: Any) -> bool:
     if isinstance(value, nn.Module | Tensor | type | FunctionType | Dataset | Optimizer | dict | list | set | deque):
         return False
     held = getattr(value, "__dict__", None)
-    return isinstance(held, dict) and bool(held) and all(parts_of(each, LITTLE) is not None for each in held.values())
+    return isinstance(held, dict) and bool(held) and all(plain(each, LITTLE) is not None for each in held.values())
 
 
 def _can_be_packed(thing: Any) -> bool:

@@ -21,7 +21,8 @@ from hotloop.plan import Plan
 from hotloop.step.inspection import signature
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
-from hotloop.values.reach import Skip, code_of_modules, look, restored_by_state
+from hotloop.values.code import code_of_modules
+from hotloop.values.reach import Skip, look, restored_by_state
 from hotloop.values.snapshot import objects_in
 from hotloop.version import __version__
 

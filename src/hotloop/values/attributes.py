@@ -1,12 +1,9 @@
-"""Values that Python objects keep as attributes: which of them a checkpoint can hold, what has changed, how to restore.
-
-Plain values are numbers, words, bytearrays, tensors and arrays, and lists, tuples, deques, dicts and sets of them.
-"""
+"""Values that objects keep as attributes: which of them a checkpoint can hold, what has changed, how to restore."""
 
 import hashlib
 import re
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from itertools import chain
@@ -17,26 +14,30 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import version_of
+from hotloop.values.kinds import (
+    ARRAYS,
+    DICTS,
+    KEYS,
+    NUMBERS,
+    ROOM,
+    SEQUENCES,
+    SETS,
+    WORD_KINDS,
+    is_plain_number,
+    is_plain_tensor,
+)
+from hotloop.values.tree import MOST_ENTRIES
 
 HOOKS_INSTALLED = "_output_capturing_hooks_installed"  # of transformers, on a model whose layers it has hooked
 LOST: Any = object()
-MOST_ENTRIES = 100_000  # entries of a container that are looked at
-ROOM = 64 << 20  # bytes of the tensors in a container
-LITTLE = 1 << 20  # the same of a dataset, where more is data or a cache of it
+LITTLE = 1 << 20  # bytes of the tensors in an attribute of a dataset, where more is data or a cache of it
 _LARGE = 1 << 20  # bytes of a tensor or array from which on it is not kept alive for a comparison
-_DEEPEST = 20
-_WORDS = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-_WORD_KINDS = set(_WORDS)
-_KEYS = (bool, int, float, str, bytes, type(None))
-_SEQUENCES = (list, tuple, deque)
-_SETS = (set, frozenset)
-_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_DEEPEST = 20  # levels of a plain value
 _NAME = re.compile(r"[\w .-]*")  # of a phase, a mode or a layer, which training changes
-_NUMBERS = "biufcSUmM"  # kinds of NumPy values that are only bytes
 
 
-class FlattenedValue:
-    """A plain value, taken apart: its form with numbers for its tensors and arrays, and these."""
+class PlainValue:
+    """A plain value taken apart: its form, with numbers for its tensors and arrays, and these."""
 
     def __init__(self, form: Any, leaves: list[Any]) -> None:
         self.form = form
@@ -47,22 +48,22 @@ class FlattenedValue:
         return _built(self.form, self.leaves)
 
 
-def parts_of(value: object, room: int = ROOM) -> FlattenedValue | None:
-    """A plain value taken apart; None for any other, and for one with too many entries or more than `room` bytes.
+def plain(value: object, room: int = ROOM) -> PlainValue | None:
+    """A plain value, taken apart; None for any other, and for one with too many entries or more than `room` bytes.
 
-    >>> parts_of([1, (2.5, "a")]) is not None, parts_of([1, object()]) is not None
+    >>> plain([1, (2.5, "a")]) is not None, plain([1, object()]) is not None
     (True, False)
     """
-    if type(value) in _WORDS:
-        return FlattenedValue(value, [])  # most attributes
-    walk = _Flattener()
+    if type(value) in WORD_KINDS:
+        return PlainValue(value, [])  # most attributes
+    walk = _PlainWalk()
     try:
         form = walk.form(value, 0)
     except _NotPlain:
         return None
     if sum(leaf.nbytes for leaf in walk.leaves) > room and not (isinstance(value, Tensor) and room == ROOM):
         return None
-    return FlattenedValue(form, walk.leaves)
+    return PlainValue(form, walk.leaves)
 
 
 class _NotPlain(Exception):
@@ -77,7 +78,7 @@ class _Leaf:
         return f"leaf {self.number}"
 
 
-class _Flattener:
+class _PlainWalk:
     def __init__(self) -> None:
         self.leaves: list[Any] = []
         self._entries = 0
@@ -85,28 +86,27 @@ class _Flattener:
     def form(self, value: Any, depth: int) -> Any:
         kind = type(value)
         self._entries += 1
-        if self._entries + (len(value) if kind in _SEQUENCES else 0) > MOST_ENTRIES or depth > _DEEPEST:
+        if self._entries + (len(value) if kind in SEQUENCES else 0) > MOST_ENTRIES or depth > _DEEPEST:
             raise _NotPlain
-        if kind in _WORDS or (isinstance(value, np.generic) and value.dtype.kind in _NUMBERS):
+        if kind in WORD_KINDS or is_plain_number(value):
             return value
-        if is_plain_tensor(value) or (kind is np.ndarray and value.dtype.kind in _NUMBERS):
+        if is_plain_tensor(value) or (kind is np.ndarray and value.dtype.kind in ARRAYS):
             if depth and isinstance(value, Tensor) and value.requires_grad:
                 raise _NotPlain  # a weight that no module has
             self.leaves.append(value)
             return _Leaf(len(self.leaves) - 1)
         if kind is bytearray:
-            self.leaves.append(np.frombuffer(bytes(value), np.uint8))  # a copy: one that is viewed cannot grow
-            return kind, _Leaf(len(self.leaves) - 1)
-        if kind in _SEQUENCES:
-            if set(map(type, value)) <= _WORD_KINDS:  # a hundred times as fast, for long lists of numbers
+            return kind, bytes(value)
+        if kind in SEQUENCES:
+            if set(map(type, value)) <= WORD_KINDS:  # a hundred times as fast, for long lists of numbers
                 self._entries += len(value)
                 inner = tuple(value)
             else:
                 inner = tuple(self.form(each, depth + 1) for each in list(value))
             return (kind, inner, value.maxlen) if kind is deque else (kind, inner)
-        if kind in _SETS:
+        if kind in SETS:
             return kind, tuple(sorted(map(_key, value), key=repr))
-        if kind in _DICTS:
+        if kind in DICTS:
             return kind, tuple((_key(key), self.form(each, depth + 1)) for key, each in list(value.items()))
         raise _NotPlain
 
@@ -114,28 +114,18 @@ class _Flattener:
 def _key(key: Any) -> Any:
     if type(key) is tuple:
         return tuple(map(_key, key))
-    if type(key) not in _KEYS:
+    if type(key) not in KEYS:
         raise _NotPlain
     return key
-
-
-def is_plain_tensor(value: object) -> bool:
-    """A tensor of values alone; one that remembers what it was computed from is a result that somebody looks at."""
-    return (
-        type(value) is Tensor
-        and value.grad_fn is None
-        and value.layout == torch.strided
-        and not (value.is_quantized or value.is_meta)
-    )
 
 
 class ValueSnapshot:
     """A plain value as it was, for a comparison that does not look at what is on a device."""
 
-    def __init__(self, parts: FlattenedValue) -> None:
-        self._form = parts.form
-        self._text = _text(parts.form)
-        self._leaves = [_LeafSnapshot(leaf) for leaf in parts.leaves]
+    def __init__(self, value: PlainValue) -> None:
+        self._form = value.form
+        self._text = _text(value.form)
+        self._leaves = [_LeafSnapshot(leaf) for leaf in value.leaves]
 
     @property
     def value(self) -> Any:
@@ -143,12 +133,12 @@ class ValueSnapshot:
         leaves = [mark.value for mark in self._leaves]
         return LOST if any(leaf is LOST for leaf in leaves) else _built(self._form, leaves)
 
-    def fits(self, parts: FlattenedValue) -> bool:
+    def fits(self, value: PlainValue) -> bool:
         """Whether this is the same value still."""
         return (
-            len(parts.leaves) == len(self._leaves)
-            and _text(parts.form) == self._text
-            and all(mark.fits(leaf) for mark, leaf in zip(self._leaves, parts.leaves, strict=True))
+            len(value.leaves) == len(self._leaves)
+            and _text(value.form) == self._text
+            and all(mark.fits(leaf) for mark, leaf in zip(self._leaves, value.leaves, strict=True))
         )
 
 
@@ -180,17 +170,17 @@ class _LeafSnapshot:
 
 def devices_of(value: object) -> list[str]:
     """The kinds of device that the tensors in a plain value are on."""
-    parts = parts_of(value)
-    return [] if parts is None else [leaf.device.type for leaf in parts.leaves if isinstance(leaf, Tensor)]
+    found = plain(value)
+    return [] if found is None else [leaf.device.type for leaf in found.leaves if isinstance(leaf, Tensor)]
 
 
 def moved(value: Any, devices: Iterator[torch.device]) -> Any:
     """A plain value from a checkpoint with each of its tensors on a device, in their order."""
-    parts = parts_of(value, room=1 << 62)
-    if parts is None:
+    found = plain(value, room=1 << 62)
+    if found is None:
         return value
-    leaves = [leaf.to(next(devices)) if isinstance(leaf, Tensor) else leaf for leaf in parts.leaves]
-    return _built(parts.form, leaves)
+    leaves = [leaf.to(next(devices)) if isinstance(leaf, Tensor) else leaf for leaf in found.leaves]
+    return _built(found.form, leaves)
 
 
 def may_become(owner: object, name: str, value: object) -> bool:
@@ -210,9 +200,9 @@ def may_become(owner: object, name: str, value: object) -> bool:
 def _family(value: object) -> type:
     """The kind of a value, where those that take each other's place are one: all numbers, all sequences."""
     families: dict[type, tuple[type, ...]] = {
-        float: (int, float, complex, np.number, np.bool_),
-        list: _SEQUENCES,
-        set: _SETS,
+        float: (*NUMBERS, np.number, np.bool_),
+        list: SEQUENCES,
+        set: SETS,
         dict: (dict,),
         Tensor: (Tensor,),
     }
@@ -223,7 +213,7 @@ def _words_in(value: object) -> Iterator[str | bytes]:
     """The strings and bytes in a plain value."""
     if isinstance(value, str | bytes):
         yield value
-    elif isinstance(value, (dict, *_SEQUENCES, *_SETS)):
+    elif isinstance(value, (dict, *SEQUENCES, *SETS)):
         for each in chain(value, value.values() if isinstance(value, dict) else ()):
             yield from _words_in(each)
 
@@ -236,8 +226,8 @@ class Restoring:
 
     def put(self, table: dict[str, Any], name: str, value: Any) -> None:
         now = table.get(name)
-        parts = parts_of(value, room=1 << 62)
-        text = "" if parts is None else f"{_text(parts.form)} {list(map(id, parts.leaves))}"
+        found = plain(value, room=1 << 62)
+        text = "" if found is None else f"{_text(found.form)} {list(map(id, found.leaves))}"
         if id(now) in self._done and self._done[id(now)][1] != text:
             now = None  # two names had one container when the script began, and have two by now
         if not _in_place(now, value):
@@ -275,11 +265,9 @@ def _built(form: Any, leaves: list[Any]) -> Any:
     if type(form) is not tuple:
         return form
     kind, inner, *more = form
-    if kind is bytearray:
-        return bytearray(leaves[inner.number])
-    if kind in _SETS:
+    if kind is bytearray or kind in SETS:
         return kind(inner)
-    if kind in _DICTS:
+    if kind in DICTS:
         made = {key: _built(each, leaves) for key, each in inner}
         return made if kind in (dict, defaultdict) else kind(made)
     return kind((_built(each, leaves) for each in inner), *more)

@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date, time, timedelta
-from hashlib import blake2b
 from mmap import mmap
 from numbers import Number
 from operator import attrgetter, itemgetter, length_hint
@@ -52,8 +51,10 @@ from hotloop._torch import (
 )
 from hotloop.placement.sites import is_users_file
 from hotloop.values.attributes import HOOKS_INSTALLED
+from hotloop.values.code import digest_of, names_in
 from hotloop.values.kinds import WORDS, is_restored
-from hotloop.values.rng import Generator, Rng
+from hotloop.values.rng import Generator, Rng, with_arrays
+from hotloop.values.tree import leaves
 
 MOST_OBJECTS = 50_000  # objects that are looked at
 EDGE = 64  # entries at each end of a long list that are looked at
@@ -317,21 +318,6 @@ def kept_by_capture(owner: object, name: str, value: object) -> bool:
     return name == "training" or (isinstance(owner, nn.Module) and name == PARAMETERS)
 
 
-def digest_of(codes: "set[types.CodeType]") -> str:
-    """A digest of code that does not depend on where it lies."""
-    digest = blake2b(digest_size=16)
-    for text in sorted(map(_code_text, codes)):
-        digest.update(text.encode())
-    return digest.hexdigest()
-
-
-def code_of_modules(modules: "Iterator[nn.Module] | list[nn.Module]") -> str:
-    """A digest of the code of all layers, those of libraries included."""
-    kinds = {kind for module in modules for kind in type(module).__mro__ if kind not in (nn.Module, object)}
-    functions = (value for kind in kinds for value in vars(kind).values())
-    return digest_of({f.__code__ for f in map(inspect.unwrap, filter(callable, functions)) if hasattr(f, "__code__")})
-
-
 def shown(path: str) -> str:
     """The name of what a path leads to: the variable, and the attribute that holds it.
 
@@ -564,7 +550,7 @@ class _Walk:
             self.visit(part, f"{path}<{name}>", depth)
         if function.__dict__:
             self._table(function, function.__dict__, path, depth)
-        (names, texts), package = _names(code), function.__globals__.get("__package__")
+        (names, texts), package = names_in(code), function.__globals__.get("__package__")
         imported = {name: module for name in (*names, *texts) if (module := _imported(name, package)) is not None}
         entered = {id(function.__globals__)}
         for table in (function.__globals__, imported):
@@ -715,15 +701,6 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     return tuple(name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
 
 
-@functools.lru_cache(4096)
-def _names(code: types.CodeType) -> tuple[list[str], list[str]]:
-    """Names that code looks up and texts that it has, those of functions inside it included, in their order."""
-    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
-    texts = {each for each in code.co_consts if isinstance(each, str)}
-    names = set(code.co_names).union(*(found for found, _ in inner))
-    return sorted(names), sorted(texts.union(*(found for _, found in inner)))
-
-
 def _imported(name: str, package: str | None) -> types.ModuleType | None:
     """The module that a function may import by this name."""
     return sys.modules.get(name) or (sys.modules.get(f"{package}.{name}") if package else None)
@@ -735,24 +712,6 @@ def _words_in(values: Collection[Any]) -> int | None:
         return None
     kinds = set(map(type, values))
     return hash(tuple(values) if kinds <= _KINDS else tuple(each for each in values if type(each) in _KINDS))
-
-
-def _code_text(code: types.CodeType) -> str:
-    return f"{code.co_qualname} {code.co_code.hex()} {code.co_names} {code.co_varnames} {_constants(code.co_consts)}"
-
-
-def _constants(values: Iterable[Any]) -> list[str]:
-    """Constants of code as words that are the same in every process, in which a set has no order of its own."""
-    texts = []
-    for value in values:
-        if isinstance(value, types.CodeType):
-            texts.append(_code_text(value))
-        elif isinstance(value, tuple | frozenset):
-            inner = _constants(value)
-            texts.append(str(inner if isinstance(value, tuple) else sorted(inner)))
-        else:
-            texts.append(repr(value))
-    return texts
 
 
 def _read(table: Any, key: Any) -> Any:
@@ -843,13 +802,8 @@ def sum_of_words(memory: Any) -> int:
 
 
 def _hash_of(state: Any) -> int:
-    if isinstance(state, Tensor):
-        return hash(state.numpy().tobytes())
-    if isinstance(state, np.ndarray):
-        return hash(state.tobytes())
-    if isinstance(state, Mapping):
-        return hash(tuple((key, _hash_of(item)) for key, item in state.items()))
-    return hash(tuple(map(_hash_of, state)) if isinstance(state, tuple | list) else state)
+    parts = leaves(with_arrays(state))
+    return hash(tuple([part.tobytes() if isinstance(part, np.ndarray) else part for part in parts]))
 
 
 def _is_plain(value: object) -> bool:

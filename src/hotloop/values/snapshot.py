@@ -174,28 +174,33 @@ class _Contents:
 
     def __init__(self, values: Sequence[Any], copies: Callable[[Any], bool], device: torch.device = _HOST) -> None:
         """`copies`: whether a tensor or an array is copied."""
-        inside = [(part, number) for number, value in enumerate(values) for part in changeable_in(value)]
-        self._containers = [(part, held_by(part), number) for part, number in inside if CONTAINERS[type(part)]]
-        copied = [(part, number) for part, number in inside if not CONTAINERS[type(part)] and copies(part)]
-        values_of = surely(lambda: [_copy_of(part) for part, _ in copied], device)
-        pairs = zip(copied, values_of, strict=True)
-        self._copies = [(part, was, _version(part), number) for (part, number), was in pairs]
+        self._values, self._copies, self._device = values, copies, device
+        self.take()
 
-    def changed(self, but: object = None) -> set[int]:
-        """The numbers of the values that have changed inside; `but`: a container that may have."""
-        changed = {n for each, held, n in self._containers if each is not but and not _same_items(each, held)}
-        return changed | {n for part, was, version, n in self._copies if _is_written(part, was, version)}
+    def take(self) -> None:
+        inside = [(part, number) for number, value in enumerate(self._values) for part in changeable_in(value)]
+        copied = [(part, number) for part, number in inside if not CONTAINERS[type(part)] and self._copies(part)]
+        copies = surely(lambda: [_copy_of(part) for part, _ in copied], self._device)
+        self._containers = [(part, held_by(part), number) for part, number in inside if CONTAINERS[type(part)]]
+        pairs = zip(copied, copies, strict=True)
+        self._copied = [(part, copy, _version(part), number) for (part, number), copy in pairs]
+
+    def changed(self, *, deep: bool = False) -> set[int]:
+        """The numbers of the values that have changed; `deep`: not counting what is put into or taken out of them."""
+        tops = set(map(id, self._values)) if deep else set()
+        changed = {n for each, held, n in self._containers if id(each) not in tops and not _same_items(each, held)}
+        return changed | {n for part, copy, version, n in self._copied if _is_written(part, copy, version)}
 
     @torch.no_grad()
     def restore(self) -> None:
         for container, held, _ in self._containers:
             refill(container, held)
-        if any(_is_written(part, was, version) for part, was, version, _ in self._copies):
-            for part, was, _, _ in self._copies:
+        if any(_is_written(part, copy, version) for part, copy, version, _ in self._copied):
+            for part, copy, version, _ in self._copied:
                 if isinstance(part, Tensor):
-                    part.copy_(was)
-                else:
-                    part[...] = was
+                    part.copy_(copy)
+                elif _is_written(part, copy, version):  # else it may be read-only
+                    part[...] = copy
 
 
 class _Values:
@@ -362,24 +367,6 @@ class _Buffers:
         return [tensor for tensor, _, _ in self.held if id(tensor) in written]
 
 
-class _Batch:
-    """A batch: what its containers hold, and the values of its tensors and arrays."""
-
-    def __init__(self, batch: Any, device: torch.device) -> None:
-        self._batch, self._device = batch, device
-        self.take()
-
-    def take(self) -> None:
-        self._contents = _Contents([self._batch], _can_be_copied, self._device)
-
-    def is_changed(self) -> bool:
-        """Whether a pass wrote into it, or took something out of it that lies deep."""
-        return bool(self._contents.changed(but=self._batch))
-
-    def restore(self) -> None:
-        self._contents.restore()
-
-
 _BATCH = object()  # stands for whichever batch a pass has
 
 
@@ -461,7 +448,7 @@ class PassSnapshot:
             self._now = self._usual
             self._usual.take()
         if batch is not None and (self.is_looking or self._writes_batch):
-            self._now = Snapshot([*self._now.entries, _Batch(batch, self._device)])
+            self._now = Snapshot([*self._now.entries, _Contents([batch], _can_be_copied, self._device)])
         if self._weights:
             self._now = Snapshot(self._now.entries).values(self._weights)
 
@@ -476,8 +463,8 @@ class PassSnapshot:
         touched += [(p, "weights") for p in wrote]
         self._weights = list({id(p): p for p in (*self._weights, *wrote)}.values())
         self._versions = []
-        for entry in self._entries(_Batch):
-            if entry.is_changed():
+        for entry in self._entries(_Contents):  # of the batch
+            if entry.changed(deep=True):
                 touched += [] if self._writes_batch else [(_BATCH, "its batch")]
                 self._writes_batch = True
         self._now = Snapshot()
