@@ -98,9 +98,7 @@ def test_a_save_that_waits_is_not_skipped(tmp_path: Path, gate: Gate) -> None:
     writer = Writer(Store(tmp_path))
     writer.submit(1, {"a": 1})
     threading.Timer(0.3, gate.open).start()
-    assert writer.stall < 0.2
     assert writer.submit(2, {"a": 2}, wait=True)
-    assert writer.stall > 0.1
     writer.close()
     assert (writer.skipped, writer.store.load_latest().step) == (0, 2)
 

@@ -7,7 +7,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Self
 
 from hotloop.checkpoint.damage import CheckpointWarning
@@ -47,7 +46,6 @@ class Writer:
     def __init__(self, store: Store, team: Team | None = None) -> None:
         self.store, self.team = store, team
         self.skipped = 0  # submitted while another was being written
-        self.stall = 0.0  # seconds for which `submit` held its callers up
         self.problems: list[Problem] = []
         self.written: int | None = None  # the step of the last checkpoint that was saved
         self._snapshots = Snapshots()
@@ -63,11 +61,23 @@ class Writer:
         The device is not waited for. If the last one is still being written this one is skipped, unless `wait` is set.
         A tree that checkpoints cannot hold is an error here; what goes wrong later is kept in `problems`.
         """
-        started = perf_counter()
+        step, score = as_step(step), as_score(score)
+        if self._closed:
+            raise BadArgument("this writer of checkpoints is closed", fix="make another one for the same store")
+        if self.team is not None:
+            return self._submit_together(self.team, step, tree, score, wait=wait)
+        if self.busy and not wait:
+            self.skipped += 1
+            return False
+        self.wait()
+        tensors, state = pack(tree)
         try:
-            return self._submit(as_step(step), tree, as_score(score), wait=wait)
-        finally:
-            self.stall += perf_counter() - started
+            sources = self._snapshots.take(tensors)
+        except (RuntimeError, MemoryError) as error:
+            self._fail(step, "no memory for a copy", error)
+            return False
+        self._start(step, partial(self.store.write, step, sources, state, score=score))
+        return True
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being written; False where that took longer than `timeout` seconds."""
@@ -102,24 +112,6 @@ class Writer:
     def busy(self) -> bool:
         """Whether a checkpoint is being written now."""
         return self._thread is not None and self._thread.is_alive()
-
-    def _submit(self, step: int, tree: Any, score: float | None, *, wait: bool) -> bool:
-        if self._closed:
-            raise BadArgument("this writer of checkpoints is closed", fix="make another one for the same store")
-        if self.team is not None:
-            return self._submit_together(self.team, step, tree, score, wait=wait)
-        if self.busy and not wait:
-            self.skipped += 1
-            return False
-        self.wait()
-        tensors, state = pack(tree)
-        try:
-            sources = self._snapshots.take(tensors)
-        except (RuntimeError, MemoryError) as error:
-            self._fail(step, "no memory for a copy", error)
-            return False
-        self._start(step, partial(self.store.write, step, sources, state, score=score))
-        return True
 
     def _submit_together(self, team: Team, step: int, tree: Any, score: float | None, *, wait: bool) -> bool:
         """The same on all ranks of a team: either all of them write, or none does."""

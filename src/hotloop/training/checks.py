@@ -16,7 +16,7 @@ from hotloop.levers.flags import FLAGS
 from hotloop.printing.text import shorten
 from hotloop.records import is_of
 from hotloop.values.saved import Count, not_saved_there
-from hotloop.values.tree import tensors_in
+from hotloop.values.tree import leaves, tensors_in
 
 AS_IT_WAS = "build it as it was, or choose another folder for a new run"
 UNSHAPED = "not shaped yet"
@@ -63,12 +63,8 @@ def is_alike(mine: Any, theirs: Any, *, words: bool = True, lengths: bool = True
 
 
 def is_plain(value: Any) -> bool:
-    """Numbers and tensors, and lists and dicts of them."""
-    if isinstance(value, Mapping):
-        return all(map(is_plain, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return isinstance(value, Tensor | np.ndarray | np.number) or value is None or type(value) in (bool, int, float)
+    """Whether it is numbers and tensors, and lists and dicts of them."""
+    return all(isinstance(leaf, Tensor | np.ndarray | np.number | bool | int | float | None) for leaf in leaves(value))
 
 
 def is_state_of_generator(mine: Any, theirs: Any) -> bool:

@@ -463,11 +463,11 @@ class Loop:
         )
 
     def _saver(self, folder: str | Path, every: str | float, keep: int, resume: bool, goal: str) -> "Saver":
-        from hotloop.training.saving import OtherRankSaver, Saver
+        from hotloop.training.saving import Saver
 
         ranks = self._core.ranks
-        kind, team = Saver if ranks.is_first else OtherRankSaver, ranks.team(self.model)
-        return kind(folder, every, keep=keep, resume=resume, team=team, goal=goal)
+        team = ranks.team(self.model)
+        return Saver(folder, every, keep=keep, resume=resume, team=team, goal=goal, is_first=ranks.is_first)
 
     def _hooks(
         self,

@@ -20,7 +20,11 @@ from hotloop.training.intervals import interval_in
 
 
 class Saver:
-    """Saves a run into a folder at an interval such as "5min" or "1000 steps"."""
+    """Saves a run into a folder at an interval such as "5min" or "1000 steps".
+
+    Of several ranks the first decides when, and writes. Others read what it has saved, contribute their part to what it
+    saves, and with sharded tensors write their own rows.
+    """
 
     def __init__(
         self,
@@ -31,35 +35,34 @@ class Saver:
         resume: bool = False,
         team: Team | None = None,
         goal: str | None = None,
+        is_first: bool = True,
     ) -> None:
-        self.every = interval_in(every)
-        self.folder = Path(folder)
+        self.every, self.folder, self._is_first = interval_in(every), Path(folder), is_first
         self.writer = Writer(Store(folder, keep, goal), team)
-        must_take_files(self.folder)
-        self._lock = _locked(self.folder)
+        self._lock: FolderLock | None = None
+        if is_first:
+            must_take_files(self.folder)
+            self._lock = _locked(self.folder)
         try:
-            self.found: Checkpoint | None = self._look(resume=resume)
+            self.found: Checkpoint | None = self.writer.store.load_latest(team)
+            if self.found is not None and not resume:
+                raise BadArgument(
+                    f"{self.folder} holds the checkpoints of an earlier run, the last of step {self.found.step}",
+                    fix="resume=True (`--resume`) continues from there; choose another folder for a new run",
+                )
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
-        self._last_step = self.found.step if self.found is not None else 0
-        self._last_time = time.monotonic()
+        self._accepted = None if self.found is None else self.found.step  # the step of the last checkpoint
+        self._last_step, self._last_time = self._accepted or 0, time.monotonic()
         self.stall = 0.0  # seconds for which training was held up
-        self._told = False  # that something in a run cannot be saved
-
-    def _look(self, *, resume: bool) -> Checkpoint | None:
-        """The checkpoint to resume from, if there is one."""
-        found = self.writer.store.load_latest(self.writer.team)
-        if found is not None and not resume:
-            raise BadArgument(
-                f"{self.folder} holds the checkpoints of an earlier run, the last of step {found.step}",
-                fix="resume=True (`--resume`) continues from there; choose another folder for a new run",
-            )
-        return found
+        self._has_warned = False  # that something in a run cannot be saved
 
     @property
     def last(self) -> int | None:
-        """The step of the last checkpoint."""
+        """The step of the last checkpoint; on the first rank, of the last that was written."""
+        if not self._is_first:
+            return self._accepted
         if self.writer.written is not None:
             return self.writer.written
         return None if self.found is None else self.found.step
@@ -71,7 +74,7 @@ class Saver:
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is due; not before the last one is written."""
-        if self.writer.busy:
+        if self.writer.busy or not self._is_first:
             return False
         if self.every.steps is not None:
             return step - self._last_step >= self.every.steps
@@ -84,15 +87,22 @@ class Saver:
         """Save a checkpoint; with `wait` it is on disk afterwards. Returns whether it was accepted."""
         began = time.perf_counter()
         try:
-            taken = self.writer.submit(step, tree(), score, wait=wait)
+            part, is_accepted = tree(), True
+            if self._is_first or self.writer.team is not None:
+                is_accepted = self.writer.submit(step, part, score, wait=wait)
         except BadArgument as error:  # it was checked before the run, so something has come into it since
-            taken = self._not_taken(step, error)
-        if taken or not self.writer.busy:  # what failed is tried again when it is time for the next
+            is_accepted = False
+            if self._is_first and not self._has_warned:
+                self._has_warned = True
+                warnings.warn(f"not saved at step {step}: {error}", CheckpointWarning, stacklevel=3)
+        if is_accepted:
+            self._accepted = step
+        if is_accepted or not self.writer.busy:  # what failed is tried again when it is time for the next
             self._last_step, self._last_time = step, time.monotonic()
         if wait:
             self.writer.wait()
         self.stall += time.perf_counter() - began
-        return taken
+        return is_accepted
 
     def check(self, tree: dict[str, Any]) -> None:
         """Raise for what a checkpoint cannot hold, before time is spent on training."""
@@ -116,63 +126,11 @@ class Saver:
         try:
             self.writer.close(failed=failed)
         finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
             self._lock.release()
-
-    def _not_taken(self, step: int, error: Exception) -> bool:
-        if not self._told:
-            self._told = True
-            warnings.warn(f"not saved at step {step}: {error}", CheckpointWarning, stacklevel=4)
-        return False
-
-
-class OtherRankSaver(Saver):
-    """The saver of ranks other than 0: it reads what rank 0 has saved, and contributes its part to what that saves.
-
-    With sharded tensors it writes its own rows.
-    """
-
-    def __init__(
-        self,
-        folder: str | Path,
-        every: str | float = "5min",
-        *,
-        keep: int = 3,
-        resume: bool = False,
-        team: Team | None = None,
-        goal: str | None = None,
-    ) -> None:
-        self.every, self.folder = interval_in(every), Path(folder)
-        self.writer = Writer(Store(folder, keep, goal), team)
-        self.found = self._look(resume=resume)
-        self.stall = 0.0
-        self._saved = None if self.found is None else self.found.step
-
-    @property
-    def last(self) -> int | None:
-        return self._saved
-
-    def is_due(self, step: int) -> bool:
-        return False
-
-    def save(
-        self, step: int, tree: Callable[[], dict[str, Any]], score: float | None = None, *, wait: bool = False
-    ) -> bool:
-        began = time.perf_counter()
-        part, taken = tree(), True
-        if self.writer.team is not None:
-            try:
-                taken = self.writer.submit(step, part, score, wait=wait)
-            except BadArgument:  # of which the first rank tells
-                taken = False
-            if wait:
-                self.writer.wait()
-        if taken:
-            self._saved = step
-        self.stall += time.perf_counter() - began
-        return taken
-
-    def close(self, *, failed: bool = False) -> None:
-        self.writer.close(failed=failed)
 
 
 def _locked(folder: Path) -> FolderLock:

@@ -61,7 +61,7 @@ class LoopState(HasState):
         self._weights = Weights(core)  # the first: where its state is taken, FSDP has all shards in their places
         self._optimization, self._stateful = Optimization(core), Stateful(core)
         # In the order of loading.
-        self._owners = (Random(core), self._optimization, PlanState(core), self._stateful, self._weights)
+        self._owners = (GlobalRng(core), self._optimization, PlanState(core), self._stateful, self._weights)
 
     @property
     def _parts(self) -> dict[str, HasState]:
@@ -114,7 +114,7 @@ class LoopState(HasState):
         return self._optimization.settings_kept(state)
 
 
-class Random(HasState):
+class GlobalRng(HasState):
     """The states of the global generators; loaded last, because loading the rest may draw."""
 
     name = "loop"
@@ -161,12 +161,12 @@ class Optimization(HasState):
 
     name = "loop"
     optimizers: Saved[list[dict[str, Any]]]
-    held: Saved[list[OptimizedNames]]
+    parameter_names: Saved[list[OptimizedNames]]
     schedulers: Saved[list[dict[str, Any]]]
-    kinds: Saved[list[str]]  # of schedulers
+    scheduler_types: Saved[list[str]]
 
     def __init__(self, core: Core) -> None:
-        self._core, self._held = core, _held(core)
+        self._core, self._names = core, _parameter_names(core)
         with told_as_planned():
             self._forms = [OptimizerForm(optimizer) for optimizer in core.subject.optimizers]
         self._begun = [(type(each), dict(each.state_dict())) for each in core.schedule.schedulers]
@@ -177,18 +177,18 @@ class Optimization(HasState):
             optimizers = [optimizer.state_dict() for optimizer in self._core.subject.optimizers]
         return {
             "optimizers": optimizers,
-            "held": [each.to_json() for each in _held(self._core)],
+            "parameter_names": [each.to_json() for each in _parameter_names(self._core)],
             "schedulers": [scheduler.state_dict() for scheduler in schedulers],
-            "kinds": [type(scheduler).__name__ for scheduler in schedulers],
+            "scheduler_types": [type(scheduler).__name__ for scheduler in schedulers],
         }
 
     def check(self, state: Mapping[str, Any]) -> None:
         super().check(state)
-        _check_names(self._held, [OptimizedNames.from_json(each) for each in state["held"]])
+        _check_names(self._names, [OptimizedNames.from_json(each) for each in state["parameter_names"]])
         check_count("states of optimizers", len(self._forms), len(state["optimizers"]))
         for form, values in zip(self._forms, state["optimizers"], strict=True):
             form.check(values)
-        mine, theirs = [kind.__name__ for kind, _ in self._begun], state["kinds"]
+        mine, theirs = [kind.__name__ for kind, _ in self._begun], state["scheduler_types"]
         check_count("schedulers", len(mine), len(theirs))
         if mine != theirs:
             raise BadArgument(f"the checkpoint has the schedulers {theirs}, and this loop {mine}", fix=AS_IT_WAS)
@@ -226,7 +226,7 @@ class Optimization(HasState):
         return sorted(set(found))
 
 
-def _held(core: Core) -> list[OptimizedNames]:
+def _parameter_names(core: Core) -> list[OptimizedNames]:
     names = {id(p): name for module in modules_of(core)[::-1] for name, p in module.named_parameters()}
     return [
         OptimizedNames(type(each).__name__, [[names.get(id(p), "") for p in g["params"]] for g in each.param_groups])

@@ -21,7 +21,8 @@ class Reporting(Part):
     seconds: Saved[float] = 0.0
     tuning: Saved[float] = 0.0  # seconds in which plans were tried
     peak_memory: Saved[Count] = 0
-    before: Saved[tuple[Count, ...]]  # steps, skipped steps, batches and failures of earlier runs of this loop
+    # Steps, skipped ones, batches and failures of earlier runs of the loop.
+    before: Saved[tuple[Count, Count, Count, Count]]
     plans: Saved[list[PlanChange]]
 
     def __init__(self, run: RunState, asked: FitArguments) -> None:
