@@ -20,7 +20,7 @@ Tier = Literal["A", "B", "C"]
 Verdict = Literal["kept", "dropped", "not tried"]
 Split = Literal["auto", "items", "off"] | int | Callable[[Any, int, int], Any]
 SPLITS = ("auto", "items", "off")
-_DEVICE = re.compile(r"auto|(?:cuda|mps|xpu|cpu|meta)(?::\d{1,4})?", re.ASCII)
+_DEVICE = re.compile(r"[a-z]+(?::\d{1,4})?", re.ASCII)  # which PyTorch knows is the loop's to say
 _SWITCHES = (
     "pinned",
     "fused",

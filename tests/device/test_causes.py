@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from hotloop.device.causes import Cause, why_no_cuda, why_no_mps, why_no_xpu
+from hotloop.device.causes import Cause, why_no_cuda, why_no_mps, why_none
 from hotloop.device.facts import MachineFacts, VisibleGpu
 
 from .machines import BARE, BLIND, GIB, HEALTHY, LAPTOP, MAC, NODES
@@ -107,6 +107,10 @@ def test_a_build_without_cuda_does_not_matter_without_a_gpu() -> None:
     assert build.fix.startswith("once there is one")
 
 
+def why_no_xpu(facts: MachineFacts) -> Cause | None:
+    return why_none(facts, "xpu", "Intel GPU")
+
+
 @pytest.mark.parametrize(
     ("why", "facts", "code"),
     [
@@ -118,7 +122,7 @@ def test_a_build_without_cuda_does_not_matter_without_a_gpu() -> None:
         (why_no_mps, replace(MAC, mps_available=False, macos=None), "no-metal"),
         (why_no_xpu, HEALTHY, "no-xpu-build"),
         (why_no_xpu, replace(HEALTHY, xpu_built=True), "no-xpu"),
-        (why_no_xpu, replace(HEALTHY, xpu_built=True, xpus=("Intel Arc A770",)), None),
+        (why_no_xpu, replace(HEALTHY, xpu_built=True, accelerators=(("xpu:0", "Intel Arc A770"),)), None),
     ],
 )
 def test_why_no_other_device(

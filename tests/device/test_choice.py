@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from hotloop.device import MachineFacts, pick
-from hotloop.device.choice import available, pick_from, precision_for
+from hotloop.device.backend import precision_for
+from hotloop.device.choice import available, pick_from
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
 
 from .machines import BARE, BLIND, GIB, HEALTHY, LAPTOP, MAC, gpu
 
-INTEL = replace(LAPTOP, xpu_built=True, xpus=("Intel Arc A770", "Intel Arc B580"))
+INTEL = replace(LAPTOP, xpu_built=True, accelerators=(("xpu:0", "Intel Arc A770"), ("xpu:1", "Intel Arc B580")))
 PAIR = replace(HEALTHY, gpus=(gpu(0, 12 * GIB), gpu(1, 70 * GIB)))
 OLD_FIRST = replace(HEALTHY, gpus=(gpu(0, 79 * GIB, (6, 1), "GTX 1080"), gpu(1, 3 * GIB)))
 
@@ -21,8 +22,8 @@ OLD_FIRST = replace(HEALTHY, gpus=(gpu(0, 79 * GIB, (6, 1), "GTX 1080"), gpu(1, 
     [
         (HEALTHY, "cuda:0", "bf16", ["NVIDIA H200", "130.0 GiB of 139.0 GiB", "9.0", "bf16"]),
         (PAIR, "cuda:1", "bf16", ["most free memory of 2 usable GPUs", "70.0 GiB", "cuda:0 has 12.0 GiB"]),
-        (replace(HEALTHY, mps_available=True, xpus=("Arc",)), "cuda:0", "bf16", ["H200"]),
-        (replace(MAC, xpus=("Arc",)), "mps:0", "fp32", ["GPU of this Mac"]),
+        (replace(HEALTHY, mps_available=True, accelerators=(("xpu:0", "Arc"),)), "cuda:0", "bf16", ["H200"]),
+        (replace(MAC, accelerators=(("xpu:0", "Arc"),)), "mps:0", "fp32", ["GPU of this Mac"]),
         (INTEL, "xpu:0", "fp32", ["Intel Arc A770"]),
         (LAPTOP, "cpu", "fp32", ["No GPU can be used", "no NVIDIA GPU", "fix: the CPU is fine"]),
         (replace(MAC, mps_available=False), "cpu", "fp32", ["no Metal GPU", "virtual machine"]),
@@ -207,7 +208,7 @@ def test_precision_by_compute_capability(capability: tuple[int, int], precision:
 
 
 def test_what_is_here() -> None:
-    everything = replace(OLD_FIRST, mps_available=True, xpus=("Arc",))
+    everything = replace(OLD_FIRST, mps_available=True, accelerators=(("xpu:0", "Arc"),))
     assert available(everything) == ["cuda:1 (NVIDIA A100)", "mps", "xpu:0 (Arc)", "cpu"]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hotloop.device import pick, probe
-from hotloop.device.choice import precision_for
+from hotloop.device.backend import precision_for
 
 pytestmark = pytest.mark.gpu
 

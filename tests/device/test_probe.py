@@ -122,7 +122,7 @@ def test_free_memory_that_nobody_tells_is_unknown(monkeypatch: pytest.MonkeyPatc
         ("torch.cuda.get_arch_list", "arch_list", ()),
         ("torch.backends.cudnn.version", "cudnn", None),
         ("torch.backends.mps.is_available", "mps_available", False),
-        ("torch.xpu.is_available", "xpus", ()),
+        ("torch.xpu.is_available", "accelerators", ()),
     ],
 )
 def test_whatever_is_broken_leaves_one_thing_unknown(

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotloop.device import Choice, MachineFacts, VisibleGpu, why_no_cuda
-from hotloop.device.causes import why_no_mps, why_no_xpu
+from hotloop.device.causes import why_no_mps, why_none
 from hotloop.device.choice import pick_from
 from hotloop.device.facts import Cpu, InstalledGpu
 
@@ -26,6 +26,10 @@ nodes = st.sampled_from(["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"])
 visible = st.none() | words | st.from_regex(r"-?\d(,\d)*", fullmatch=True)
 
 
+def _numbered(names: list[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((f"xpu:{index}", name) for index, name in enumerate(names))
+
+
 @st.composite
 def machines(draw: st.DrawFn) -> MachineFacts:
     known = {
@@ -39,7 +43,7 @@ def machines(draw: st.DrawFn) -> MachineFacts:
         "visible": visible,
         "hardware": st.none() | st.lists(st.builds(InstalledGpu, words, maybe_words), max_size=3).map(tuple),
         "nodes": st.lists(st.tuples(nodes, st.sampled_from(["ok", "denied"])), max_size=3).map(tuple),
-        "xpus": st.lists(words, max_size=2).map(tuple),
+        "accelerators": st.lists(words, max_size=2).map(_numbered),
         "cpu": st.builds(Cpu, maybe_words, counts, counts, counts, counts, counts),
     }
     by_type = {bool: st.booleans(), str | None: maybe_words}
@@ -79,7 +83,7 @@ def test_a_gpu_that_the_build_does_not_cover_is_never_chosen(facts: MachineFacts
 def test_there_is_a_cause_exactly_where_no_cuda_gpu_can_be_used(facts: MachineFacts) -> None:
     assert bool(why_no_cuda(facts)) is not bool(facts.usable)
     assert (why_no_mps(facts) is None) is facts.mps_available
-    assert (why_no_xpu(facts) is None) is bool(facts.xpus)
+    assert (why_none(facts, "xpu", "Intel GPU") is None) is bool(facts.accelerators)
 
 
 @patient
@@ -103,7 +107,7 @@ def test_no_foreign_string_can_steer_the_terminal(facts: MachineFacts) -> None:
         cuda_error=evil,
         driver=evil,
         visible=evil,
-        xpus=tuple(evil for _ in facts.xpus),
+        accelerators=tuple((device, evil) for device, _ in facts.accelerators),
     )
     for told in (pick_from(facts), *why_no_cuda(facts)):
         assert "\x1b" not in str(told)

@@ -15,9 +15,6 @@ from hotloop.printing.text import printable, size
 if TYPE_CHECKING:
     from hotloop.device import Choice, MachineFacts
 
-REQUIRABLE = ("cuda", "mps", "xpu", "cpu")
-
-
 app = typer.Typer(add_completion=False)
 
 
@@ -42,10 +39,12 @@ def device(
       hotloop device --require cuda   [dim]guards a job that must not run on the CPU[/dim]
       hotloop device --json           [dim]the same facts for a script[/dim]
     """
-    if require is not None and require not in REQUIRABLE:
+    from hotloop.device.backend import BACKENDS
+
+    if require is not None and require not in BACKENDS:
         raise BadArgument(
             f"--require {printable(require)!r} is not a kind of device",
-            fix=f"choose one of: {', '.join(REQUIRABLE)}; for one GPU, give `--device cuda:1`",
+            fix=f"choose one of: {', '.join(BACKENDS)}; for one GPU, give `--device cuda:1`",
         )
     from hotloop import __version__
     from hotloop.device import probe

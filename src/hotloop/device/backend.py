@@ -63,6 +63,9 @@ class Backend:
         """What the monitor knows it by."""
         return ()
 
+    def cudnn_version(self) -> int | None:
+        return None
+
     def half_precision(self) -> Precision | None:
         """The half precision that it has fast arithmetic for."""
         return None
@@ -225,6 +228,10 @@ class Cuda(Accelerator):
 
     def monitor_ids(self) -> Collection[int | str]:
         return [self.uuid()]  # CUDA may count GPUs in another order than the driver does
+
+    def cudnn_version(self) -> int | None:
+        version: int | None = torch.backends.cudnn.version()
+        return version
 
     def half_precision(self) -> Precision | None:
         precision = precision_for(torch.cuda.get_device_capability(self.device))

@@ -224,14 +224,14 @@ def why_no_mps(facts: MachineFacts) -> Cause | None:
     return Cause("no-metal", "macOS gives torch no Metal GPU", "run it on the Mac itself, not in a virtual machine")
 
 
-def why_no_xpu(facts: MachineFacts) -> Cause | None:
-    """Why an Intel GPU cannot be used; None where one can."""
-    if facts.xpus:
+def why_none(facts: MachineFacts, kind: str, called: str) -> Cause | None:
+    """Why no accelerator of another kind can be used; None where one can."""
+    if any(device.startswith(f"{kind}:") for device, _ in facts.accelerators):
         return None
-    if not facts.xpu_built:
+    if kind == "xpu" and not facts.xpu_built:
         fix = f"on a machine with an Intel GPU, install the build for it ({SELECTOR})"
         return Cause("no-xpu-build", "this torch is built without support for Intel GPUs", fix)
-    return Cause("no-xpu", "torch sees no Intel GPU", "check that the Intel GPU driver is installed")
+    return Cause(f"no-{kind}", f"torch sees no {called}", f"check that the {called} driver is installed")
 
 
 def _said(facts: MachineFacts) -> str:

@@ -8,18 +8,18 @@ from typing import Any, Self
 
 import torch
 
-from hotloop.device.causes import Cause, unsupported, why_no_cuda, why_no_mps, why_no_xpu
+from hotloop.device.backend import BACKENDS, backend_of, precision_for
+from hotloop.device.causes import Cause, unsupported, why_no_cuda, why_no_mps, why_none
 from hotloop.device.facts import MachineFacts, VisibleGpu
 from hotloop.device.machine import cpu_name
 from hotloop.device.probe import probe
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
 from hotloop.plan import Precision
 from hotloop.printing import markup
-from hotloop.printing.text import plural, printable, shorten, size
+from hotloop.printing.text import an, plural, printable, shorten, size
 from hotloop.records import Record
 
 VARIABLE = "HOTLOOP_DEVICE"
-TYPES = ("cuda", "mps", "xpu", "cpu")
 MEANT = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps", "apple": "mps", "intel": "xpu"}
 
 
@@ -99,13 +99,13 @@ def pick_from(facts: MachineFacts | None, want: str | torch.device | Choice | No
     facts = facts or probe()
     if request is None:
         return _best(facts)
-    asked = {"cuda": _asked_cuda, "mps": _asked_mps, "xpu": _asked_xpu}
-    return asked[request.type](request, facts)
+    asked = {"cuda": _asked_cuda, "mps": _asked_mps}
+    return asked.get(request.type, _asked_other)(request, facts)
 
 
 def device_error(device: str | torch.device, error: Exception) -> HotloopError | None:
     """The error that says why a device cannot be used, for what PyTorch raised; None where that has another cause."""
-    if isinstance(error, torch.OutOfMemoryError) or torch.device(device).type not in TYPES:
+    if isinstance(error, torch.OutOfMemoryError) or torch.device(device).type not in BACKENDS:
         return None
     try:
         pick(device)
@@ -129,17 +129,6 @@ def as_device(device: str | torch.device) -> torch.device:
         ) from error
 
 
-def precision_for(capability: tuple[int, int]) -> Precision:
-    """The fastest precision that a GPU of this compute capability has hardware for.
-
-    >>> precision_for((8, 0)), precision_for((7, 5)), precision_for((6, 1))
-    ('bf16', 'fp16', 'fp32')
-    """
-    if capability >= (8, 0):
-        return "bf16"
-    return "fp16" if capability >= (7, 0) else "fp32"
-
-
 def available(facts: MachineFacts) -> list[str]:
     """The devices that can be used, as a person may ask for them.
 
@@ -147,8 +136,8 @@ def available(facts: MachineFacts) -> list[str]:
     ['cpu']
     """
     cuda = [printable(str(gpu)) for gpu in facts.usable]
-    xpu = [f"xpu:{index} ({printable(name)})" for index, name in enumerate(facts.xpus)]
-    return [*cuda, *(["mps"] if facts.mps_available else []), *xpu, "cpu"]
+    others = [f"{device} ({printable(name)})" for device, name in facts.accelerators]
+    return [*cuda, *(["mps"] if facts.mps_available else []), *others, "cpu"]
 
 
 def _request(want: str | torch.device | None, facts: MachineFacts | None) -> _Request | None:
@@ -162,7 +151,7 @@ def _request(want: str | torch.device | None, facts: MachineFacts | None) -> _Re
     if text == "auto":
         return None
     match = re.fullmatch(r"([a-z]+)(?::(\d{1,4}))?", text, re.ASCII)
-    if match is None or match[1] not in TYPES or not isinstance(want, str | torch.device):
+    if match is None or match[1] not in BACKENDS or not isinstance(want, str | torch.device):
         raise _not_a_device(want, said, facts or probe())
     return _Request(match[1], None if match[2] is None else int(match[2]), said)
 
@@ -173,9 +162,9 @@ def _not_a_device(want: object, said: str, facts: MachineFacts) -> BadArgument:
     fix = f"choose one of what is here: {shorten([*available(facts), 'auto'])}"
     if kind == "meta":
         return BadArgument(f"{said} meta, where tensors hold no data, so nothing can be trained", fix=fix)
-    if kind in TYPES:
+    if kind in BACKENDS:
         return BadArgument(f"{what}: after the colon comes the number of the GPU, counted from 0", fix=fix)
-    typos = difflib.get_close_matches(kind, [*TYPES, "auto"], 1)
+    typos = difflib.get_close_matches(kind, [*BACKENDS, "auto"], 1)
     meant = "cuda" if isinstance(want, int) else MEANT.get(kind, typos[0] if typos else None)
     return BadArgument(what, fix=fix if meant is None else f"did you mean {meant!r}? Else {fix}")
 
@@ -194,10 +183,11 @@ def _best(facts: MachineFacts) -> Choice:
     if facts.mps_available:
         reason = "mps is the GPU of this Mac, and torch can use it."
         return Choice(torch.device("mps", 0), "fp32", reason, name=facts.cpu.name or "")
-    if facts.xpus:
-        reason = f"xpu:0 ({facts.xpus[0]}) is an Intel GPU that torch can use."
+    if facts.accelerators:
+        device, name = facts.accelerators[0]
+        reason = f"{device} ({name}) is {an(backend_of(device).called)} that torch can use."
         nearby = causes if facts.hardware else ()  # an NVIDIA GPU beside it is worth a word
-        return Choice(torch.device("xpu", 0), "fp32", reason, nearby, facts.xpus[0])
+        return Choice(torch.device(device), "fp32", reason, nearby, name)
     no_mps = why_no_mps(facts)
     if facts.system == "Darwin" and no_mps is not None:
         causes = (no_mps,)
@@ -265,15 +255,17 @@ def _asked_mps(request: _Request, facts: MachineFacts) -> Choice:
     return Choice(torch.device("mps", 0), "fp32", f"{_capital(str(request))}.", name=facts.cpu.name or "")
 
 
-def _asked_xpu(request: _Request, facts: MachineFacts) -> Choice:
-    cause = why_no_xpu(facts)
+def _asked_other(request: _Request, facts: MachineFacts) -> Choice:
+    called = backend_of(request.type).called
+    cause = why_none(facts, request.type, called)
     if cause is not None:
         raise _not_here(request, facts, cause.what, cause.fix)
-    index = request.index or 0
-    if index >= len(facts.xpus):
-        raise _not_here(request, facts, f"torch sees {plural(len(facts.xpus), 'Intel GPU')}, counted from 0")
-    name = facts.xpus[index]
-    return Choice(torch.device("xpu", index), "fp32", f"{_capital(str(request))}: {name}.", name=name)
+    there = {device: name for device, name in facts.accelerators if device.startswith(f"{request.type}:")}
+    device = f"{request.type}:{request.index or 0}"
+    if device not in there:
+        raise _not_here(request, facts, f"torch sees {plural(len(there), called)}, counted from 0")
+    name = there[device]
+    return Choice(torch.device(device), "fp32", f"{_capital(str(request))}: {name}.", name=name)
 
 
 def _capital(text: str) -> str:

@@ -72,7 +72,7 @@ class MachineFacts(Record):
     mps_built: bool = False
     mps_available: bool = False
     xpu_built: bool = False
-    xpus: tuple[str, ...] = ()  # names of Intel GPUs
+    accelerators: tuple[tuple[str, str], ...] = ()  # of other kinds, that torch can use: ("xpu:0", "Intel Arc A770")
     cpu: Cpu = Cpu()
 
     @property

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from hotloop.device import machine, nvml
+from hotloop.device.backend import BACKENDS, backend_of
 from hotloop.device.facts import Cpu, MachineFacts, VisibleGpu
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ def probe(root: Path = Path("/")) -> MachineFacts:
         mps_built=_or(False, torch.backends.mps.is_built),
         mps_available=_or(False, torch.backends.mps.is_available),
         xpu_built=getattr(torch.version, "xpu", None) is not None,
-        xpus=_or((), _xpus),
+        accelerators=_or((), _accelerators),
         cpu=_or(Cpu(), lambda: machine.cpu(root)),
     )
 
@@ -118,7 +119,7 @@ def _macos() -> tuple[int, ...] | None:
     return tuple(numbers) or None
 
 
-def _xpus() -> tuple[str, ...]:
-    if not torch.xpu.is_available():
-        return ()
-    return tuple(str(torch.xpu.get_device_name(index)) for index in range(torch.xpu.device_count()))
+def _accelerators() -> tuple[tuple[str, str], ...]:
+    """The devices of other kinds than those that facts of their own tell of."""
+    others = [kind for kind in BACKENDS if kind not in ("cuda", "mps", "cpu")]
+    return tuple((f"{kind}:{index}", name) for kind in others for index, name in enumerate(backend_of(kind).names()))

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hotloop._torch import storage_id, updating_functions
-from hotloop.device.backend import is_capturing
+from hotloop.device.backend import backend_of, is_capturing
 from hotloop.memory.storages import storages_of
 from hotloop.scripts.as_main import Enough, quiet_threads, run_as_main
 from hotloop.step.rounds import Rounds
@@ -106,7 +106,7 @@ class ScriptSteps:
             self._noticing.close()
 
     def _trained(self, parameter: Tensor) -> None:
-        if self.device is None or self.device.type == "cpu":
+        if self.device is None or backend_of(self.device).is_host:
             self.device = parameter.device
 
     def _updated_by_hand(self) -> None:

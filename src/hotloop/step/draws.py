@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotloop.device.backend import backend_of
 from hotloop.step.dispatching import FEW_NUMBERS, name_of, values_of
 from hotloop.values.rng import RngStates, host_rngs, same_state
 
@@ -37,7 +38,7 @@ class HostDraws:
         """Whether an operation draws such numbers, or uses them."""
         if name_of(func) == "aten.rand.default":
             shape, device = args[0], kwargs.get("device")
-            return (device is None or device.type == "cpu") and torch.Size(shape).numel() <= FEW_NUMBERS
+            return (device is None or backend_of(device).is_host) and torch.Size(shape).numel() <= FEW_NUMBERS
         return bool(self._drawn) and any(id(each) in self._drawn for each in values_of(args, kwargs))
 
     def note(self, func: Callable[..., Any], args: Sequence[Any], result: Any) -> None:

@@ -106,7 +106,7 @@ class PlanSwitch:
 
     def resume_plan(self, plan: Plan) -> None:
         """Carry out the plan of a checkpoint where the loop chooses its plan."""
-        if self.plans_itself and torch.device(plan.device).type == self._device.type and plan != self.step.plan:
+        if self.plans_itself and plan.device.split(":")[0] == self._device.type and plan != self.step.plan:
             self.exchange(self.step_for(replace(plan, device=str(self._device))), "that of the checkpoint")
 
     def exchange(self, new: TrainingStep, why: str) -> None:

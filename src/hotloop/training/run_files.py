@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hotloop.device import Choice
+from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument, OutputError, PlanWarning
 from hotloop.plan import Plan
 from hotloop.printing.text import printable
@@ -94,7 +95,7 @@ def describe_run(arguments: Mapping[str, Any], plan: Plan, choice: Choice, *, ra
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version() if choice.device.type == "cuda" else None,
+            "cudnn": backend_of(choice.device).cudnn_version(),
         },
     }
 

@@ -349,7 +349,7 @@ class PlanState(HasState):
         undo.callback(self._restorer())
         plan, now = Plan.from_json(state["plan"]), core.subject.plan
         core.data.epoch = state["epoch"]
-        if torch.device(plan.device).type != core.subject.device.type or not core.switch.plans_itself:
+        if plan.device.split(":")[0] != core.subject.device.type or not core.switch.plans_itself:
             return
         tuning = None if state["tuning"] is None else Tuning.from_json(state["tuning"])
         core.tuner.resume(tuning, state["considered"])
