@@ -13,6 +13,8 @@ import hotloop
 from hotloop.errors import PlanWarning
 from hotloop.step.captured import CapturedStep
 from hotloop.step.captured_graph import Rates
+from hotloop.step.eager_calls import EagerCalls
+from hotloop.step.inspection import Inspection
 
 gpu = pytest.mark.gpu
 pytestmark = pytest.mark.simulated
@@ -184,10 +186,15 @@ UNCHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] =
 def warmed_up(loop: hotloop.Loop, batch: Any, abandon: Callable[[str], None]) -> CapturedStep:
     """What would capture the steps of a loop, after it has looked at one."""
     step = loop._core.switch.step
-    calls, options = (step.eagers, step.eagers, step.run, step.levers), {"see": None, "after_update": None}
-    captured = CapturedStep(loop.model, *calls, memory=step.memory, abandon=abandon, **options)
-    captured._inspected(batch)
+    calls = EagerCalls(loop.model, step.eagers, step.eagers, step.run, step.levers, step.memory, None, None)
+    captured = CapturedStep(calls, abandon)
+    captured._warm_up.inspect(batch)
     return captured
+
+
+def capture(captured: CapturedStep) -> None:
+    """Note what a capture would freeze."""
+    captured.frozen.note_capture(Inspection(), captured._warm_up.looks)
 
 
 @pytest.mark.usefixtures("captures_on_the_host")
@@ -201,9 +208,9 @@ def test_what_a_capture_froze_is_looked_at_between_epochs(change: str) -> None:
     for _ in range(3):
         loop.step(batch)
     captured = warmed_up(loop, batch, abandoned.append)
-    captured._froze()  # as a capture does
+    capture(captured)
     (CHANGED | UNCHANGED)[change](model, criterion, optimizer)
-    captured.check()
+    captured.frozen.check()
     assert captured.has_captures == (change in UNCHANGED)
     assert bool(abandoned) == ("hook" in change), "what it does on the host would be lost again"
 
@@ -216,14 +223,14 @@ def test_a_loop_by_hand_is_looked_at_before_each_step() -> None:
     batch = [torch.randn(16, 8), torch.randn(16, 4)]
     loop.step(batch)
     captured = warmed_up(loop, batch, abandoned.append)
-    captured._froze()
+    capture(captured)
     captured.check_step()
     assert captured.has_captures
     with torch.autocast("cpu", torch.bfloat16):
         captured.check_step()
     assert not captured.has_captures
     for change in ("scale", "settings"):
-        captured._froze()
+        capture(captured)
         captured.check_step()
         assert captured.has_captures
         setattr(model, change, 2.0 if change == "scale" else {"bias": 0.0})
@@ -245,7 +252,7 @@ def test_a_comparison_leaves_no_trace(options: dict[str, Any]) -> None:
     for _ in range(4):
         loop.step(batch)
     captured = warmed_up(loop, batch, pytest.fail)
-    captured.has_captures = True
+    capture(captured)
     loop.step(batch)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
@@ -274,7 +281,7 @@ def test_a_comparison_leaves_no_trace(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("graph", [1, 8])
 def test_comparisons_do_not_change_the_training(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(every: int) -> list[Tensor]:
-        monkeypatch.setattr("hotloop.step.captured.COMPARE_EVERY", every)
+        monkeypatch.setattr("hotloop.step.frozen.COMPARE_EVERY", every)
         model = Restless(device="cuda")
         loop = loop_of(model, graph)
         torch.manual_seed(3)
@@ -293,7 +300,7 @@ def jitter(batch: Any) -> Any:
 @gpu
 @pytest.mark.parametrize("graph", [1, 8])
 def test_other_work_inside_an_epoch_is_found(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.step.captured.COMPARE_EVERY", 16)
+    monkeypatch.setattr("hotloop.step.frozen.COMPARE_EVERY", 16)
     loop = loop_of(Restless(device="cuda"), graph)
     loop.fit(data(40), epochs=1, progress=False, monitor=False)
     monkeypatch.setitem(globals(), "WAY", [1])
@@ -318,7 +325,7 @@ class Recurrent(nn.Module):
 @pytest.mark.filterwarnings("error:steps")
 @pytest.mark.parametrize("graph", [1, 8])
 def test_a_recurrent_layer_with_dropout_stays_captured(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.step.captured.COMPARE_EVERY", 8)
+    monkeypatch.setattr("hotloop.step.frozen.COMPARE_EVERY", 8)
     loop = loop_of(Recurrent(), graph)
     report = loop.fit(data(80), epochs=4, progress=False, monitor=False)
     assert loop.plan.graph == graph

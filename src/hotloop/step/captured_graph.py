@@ -2,11 +2,11 @@
 
 import gc
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,23 +37,33 @@ def renew_accumulation(parameters: Iterable[Tensor]) -> None:
             parameter.data = data
 
 
-def static_batch(batch: Any) -> tuple[Any, list[Tensor]]:
-    """A copy of a batch for graphs to read, and its tensors, into which later batches are written."""
-    static = map_tensors(batch, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
-    return static, [tensor.detach() for _, tensor in tensors_in(static)]
+class StaticBatch(NamedTuple):
+    """A copy of a batch for graphs to read."""
 
+    batch: Any
+    buffers: list[Tensor]  # its tensors, into which later batches are written
 
-def seen_batch(static: Any) -> Any:
-    """The static batch for a captured step; fresh views, so that a gradient of the input does not stay on the copy."""
-    return map_tensors(static, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
+    @classmethod
+    def of(cls, batch: Any) -> "StaticBatch":
+        static = map_tensors(batch, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+        return cls(static, [tensor.detach() for _, tensor in tensors_in(static)])
+
+    def fresh(self) -> Any:
+        """The batch for a captured step, in fresh views: a gradient of the input does not stay on the copy."""
+        return map_tensors(self.batch, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
 
 
 class CapturedGraph:
-    """Captured work on a CUDA device; every replay writes `result` again."""
+    """Captured work on a CUDA device; every replay writes `losses` and `result` again."""
+
+    static: StaticBatch  # that it reads
+    rates: "Rates"
 
     def __init__(self) -> None:
         self.result: Any = None
-        self.buffers: Sequence[Tensor] = ()  # of the batch that it reads, where that is its own
+        self.losses: dict[str, Tensor] = {}  # of the last step, by name
+        self.count: int | Tensor = 0  # of the items that they are means over
+        self.form: Hashable = None  # of its batch
         self.gradients: Sequence[Any] = []  # (parameter, gradient) pairs that it writes
         self.held: Sequence[Any] = []  # tensors that it uses, and that nobody else may hold
         self.norms: Sequence[Tensor] = ()  # of the gradient of each objective, where they are clipped
@@ -85,6 +95,11 @@ class CapturedGraph:
         finally:
             if collects:
                 gc.enable()
+
+    def note_losses(self, losses: dict[str, Tensor], count: int | Tensor) -> None:
+        """Take the losses of an objective in the step that is captured."""
+        self.losses |= losses
+        self.count = count
 
     def replay(self) -> None:
         self._graph.replay()

@@ -15,7 +15,7 @@ from hotloop.placement.waits import Waits, waits
 from hotloop.printing.text import shorten
 from hotloop.step.constants import made_on_device
 from hotloop.step.dispatching import is_few, name_of, values_of
-from hotloop.step.draws import HostDraws
+from hotloop.step.draws import Draw, HostDraws
 from hotloop.values.reach import ReachableState, shown
 from hotloop.values.rng import RngStates
 from hotloop.values.tree import form_of
@@ -146,6 +146,11 @@ class Looks:
     def latest(self) -> Sequence[Inspection]:
         """Those that decide."""
         return self.made[-2:]
+
+    @property
+    def draws(self) -> Sequence[Draw]:
+        """Random numbers drawn on the host that decide nothing, repeated for the rng state."""
+        return self.made[-1].draws.made if self.made else ()
 
     @property
     def are_enough(self) -> bool:

@@ -1,6 +1,7 @@
 """Several steps in one CUDA graph, over data that lives on the device."""
 
 from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 
 from hotloop.data.on_device import Resident
-from hotloop.memory.oom import Failure
-from hotloop.step.captured import CAN_CHANGE, CapturedStep, Departed
+from hotloop.step.captured import CAN_CHANGE, CapturedStep
 from hotloop.step.captured_graph import CannotCapture, CapturedGraph, Rates
 from hotloop.step.constants import made_on_device
-from hotloop.step.inspection import Inspection, Looks, inspected
+from hotloop.step.frozen import Departed
+from hotloop.step.inspection import Inspection, Looks, inspected, signature
 from hotloop.values.reach import kept_by_capture, look
 from hotloop.values.rng import RngStates
 from hotloop.values.snapshot import Snapshot
@@ -43,8 +44,8 @@ class Stretch:
         self.names: tuple[str, ...] = ()
         self._transform = transform
         self._generation = step.generation
-        self._index = torch.zeros(self.steps, batch, dtype=torch.int64, device=step.device)
-        self.rates = Rates(step.optimizers, self.steps, step.device)
+        self._index = torch.zeros(self.steps, batch, dtype=torch.int64, device=step.calls.device)
+        self.rates = Rates(step.calls.optimizers, self.steps, step.calls.device)
         self._graph: CapturedGraph | None = self._captured()
         step.dependents.add(self)
 
@@ -61,7 +62,7 @@ class Stretch:
         rates = []
         for number in range(1, self.steps + 1):
             rates.append(self.rates.now())
-            if schedules is not None and number % self.step.plan.accumulate == 0:
+            if schedules is not None and number % self.step.calls.plan.accumulate == 0:
                 schedules.advance()
         if before is not None and (name := self.rates.changed()):
             before.restore()
@@ -71,10 +72,7 @@ class Stretch:
         self._index.copy_(_indices(drawn), non_blocking=True)
         assert self._graph is not None
         self.step.replay(self._graph, self.steps)
-        for eager in self.step.eagers:
-            eager.replayed(self.steps)
-        if self.step.memory is not None:
-            self.step.memory.portion.went_well(self.steps)
+        self.step.count(self.steps)
         losses: Tensor = self._graph.result
         return losses.clone()  # the next replay writes over them
 
@@ -92,7 +90,8 @@ class Stretch:
                     with made_on_device():
                         changed = self._transform(batch)
                 with self.rates.of_step(number):
-                    parts, count = self.step.call(changed)
+                    size = self.step.calls.size_of(changed)
+                    parts, count = self.step.call(graph, changed, size, signature(changed))
                 if isinstance(count, Tensor):
                     raise CannotCapture("the objective counts its items on the device")
                 self.names = tuple(parts)
@@ -124,12 +123,12 @@ class Stretches:
         """Transform a batch; two calls or more are inspected where the transform may be captured with steps."""
         if self._looked_at is not transform:
             self._looked_at, self._looks = transform, Looks(repeats_draws=False)
-        if step is None or step.plan.graph < 2 or self._looks.are_enough:
+        if step is None or step.calls.plan.graph < 2 or self._looks.are_enough:
             return transform(batch)
         seen = Inspection()
         roots = {"device_transform": transform}
         before = look(roots, kept_by_capture, hold=True)
-        with inspected(step.device, seen):
+        with inspected(step.calls.device, seen):
             changed = transform(batch)
         seen.compare(before, look(roots, kept_by_capture, hold=True))
         self._looks.made.append(seen)
@@ -140,10 +139,10 @@ class Stretches:
         if step is None:
             return 1
         step.check_size()
-        if step.plan.graph < 2 or self._refused is step or not step.is_ready or not step.eagers[0].phase[0]:
+        if step.calls.plan.graph < 2 or self._refused is step or not step.is_ready or not step.calls.eagers[0].phase[0]:
             return 1
-        size = min(step.plan.graph, resident.full_batches)
-        return max(1, size - size % step.plan.accumulate)
+        size = min(step.calls.plan.graph, resident.full_batches)
+        return max(1, size - size % step.calls.plan.accumulate)
 
     def of(
         self, step: CapturedStep | None, resident: Resident, drawn: Sequence[Any], transform: Transform | None
@@ -155,32 +154,30 @@ class Stretches:
         if transform is not None and (self._looked_at is not transform or not self._looks.are_enough):
             return None  # its next calls are looked at
         items = resident.items()
-        step.transform = transform
-        if step.comparison_is_due:
+        step.frozen.include(transform)
+        if step.frozen.comparison_is_due:
             step.compare(resident.gather(items, drawn[0]), transform, self._looks.made)
             if not step.is_ready:
                 return None
         if self.latest is None or not self.latest.fits(step, items, transform, len(drawn), lengths):
             self.latest = None  # it holds memory that the next one may need
-            failure: Failure | None = None
-            try:
-                if transform is not None and (why := self._looks.objection()):
-                    raise CannotCapture(why)
-                self.latest = Stretch(step, items, max(lengths), len(drawn), transform)
-            except Departed:
-                return None
-            except Exception as error:
-                failure = step.want_of_memory(error)
-                if failure is None and not isinstance(error, CannotCapture):
-                    raise
+            capture = partial(self._captured, step, items, max(lengths), len(drawn), transform)
+            with suppress(Departed):
+                self.latest = step.attempt(capture, max(lengths), lambda why: self._refuse(step))
             if self.latest is None:
-                if not step.shrink(failure, max(lengths)):
-                    self._refused = step  # batch by batch it can be captured
                 return None
         if name := self.latest.rates.changed():
             step.abandon(f"the optimizer's {name} {CAN_CHANGE}")
             return None
         return self.latest
+
+    def _captured(self, step: CapturedStep, items: Any, batch: int, steps: int, transform: Transform | None) -> Stretch:
+        if transform is not None and (why := self._looks.objection()):
+            raise CannotCapture(why)
+        return Stretch(step, items, batch, steps, transform)
+
+    def _refuse(self, step: CapturedStep) -> None:
+        self._refused = step  # batch by batch it can be captured
 
 
 def _indices(drawn: Sequence[Any]) -> Tensor:

@@ -16,9 +16,10 @@ from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.objective.objectives import Objective
 from hotloop.objective.weighing import LATER, Weighing
 from hotloop.plan import Plan
-from hotloop.step.captured import Call, CapturedStep, called_inside
+from hotloop.step.captured import CapturedStep
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
+from hotloop.step.eager_calls import Call, EagerCalls, called_inside
 from hotloop.step.inspection import Inspection, host_noted
 from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.step.sharding import is_sharded
@@ -127,17 +128,10 @@ class TrainingStep(HasState):
         self.forget_captures()
         self.captured = None
         if self.plan.graph:
-            self.run = self.captured = CapturedStep(
-                self.model,
-                self.eagers,
-                calls,
-                self.run,
-                self.levers,
-                memory=self.memory,
-                see=self._see,
-                after_update=self._after_update,
-                abandon=self._abandon_captures,
+            eager = EagerCalls(
+                self.model, self.eagers, calls, self.run, self.levers, self.memory, self._see, self._after_update
             )
+            self.run = self.captured = CapturedStep(eager, self._abandon_captures)
         if self._rescue is not None:
             self.run = partial(self._rescue, self.run)
 
@@ -229,8 +223,6 @@ class TrainingStep(HasState):
         if self.plan != (replace(same, graph=self.plan.graph) if several else same):
             return False
         self.plan = self.levers.plan = plan
-        if self.captured is not None:
-            self.captured.plan = plan
         return True
 
     def forget_captures(self) -> None:

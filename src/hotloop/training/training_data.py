@@ -9,7 +9,7 @@ from hotloop.data import Position, Stream, length_of
 from hotloop.data.on_device import Resident
 from hotloop.data.origin import nothing_came
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
-from hotloop.step.captured import settings_around
+from hotloop.step.frozen import settings_around
 from hotloop.step.several import Stretches, stretches
 from hotloop.training.modes import TrainingModes
 from hotloop.training.plan_switch import PlanSwitch
@@ -119,14 +119,14 @@ class TrainingData:
         if self.expected is None:  # else `fit` knows the whole
             self._tuner.begin()
         if self._switch.step.captured is not None:
-            self._switch.step.captured.check()
+            self._switch.step.captured.frozen.check()
 
     def _end_epoch(self) -> None:
         self.given = None
         self._tuner.pause()
         self._switch.step.end_epoch()
         if self._switch.step.captured is not None:
-            self._switch.step.captured.audit()
+            self._switch.step.captured.frozen.audit()
         self._schedule.after_epoch()
         self._modes.eval()
 

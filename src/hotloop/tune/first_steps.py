@@ -10,8 +10,8 @@ from hotloop.device.backend import backend_of
 from hotloop.levers.compile import Varying, sizes_of, varying_between
 from hotloop.plan import Plan
 from hotloop.printing.text import error_in_a_line
-from hotloop.step.captured import watching
 from hotloop.step.compilation import CompiledObjective, worth_compiling_for
+from hotloop.step.eager_calls import watching
 from hotloop.step.inspection import Inspection, host_noted, signature
 from hotloop.step.norms import HasStep
 from hotloop.step.trained_objectives import TrainedObjective

@@ -391,7 +391,7 @@ class Trials:
         if runner is not before and runner.memory is not None:  # a lever may have moved weights or counts of steps
             runner.memory.restore()
         if runner.step.captured is not None:
-            runner.step.captured.check()
+            runner.step.captured.frozen.check()
 
     def _ready(self, runner: _PlanRunner) -> float:
         """Warm a plan up: compiled, captured, its algorithms chosen."""
