@@ -478,6 +478,62 @@ def test_the_same_batches_on_cuda(kind: Any, workers: int) -> None:
             assert torch.equal(batch[1].cpu(), expected[1])
 
 
+LARGE = 1200  # rows of 64 KiB
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a thread copy data of that size beside the first step."""
+    monkeypatch.setattr("hotloop.data.on_device.BESIDE", 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_large_data_is_copied_beside_the_first_step(shuffle: bool) -> None:
+    data = TensorDataset(torch.randn(LARGE, 1 << 14), torch.arange(LARGE))
+    ours = stream(DataLoader(data, 64, shuffle=shuffle, generator=seeded()), "cuda", "resident")
+    plain = DataLoader(data, 64, shuffle=shuffle, generator=seeded())
+    for _ in range(2):
+        for batch, expected in zip(ours, plain, strict=True):
+            torch.cuda._sleep(200_000)
+            assert torch.equal(batch[0].cpu(), expected[0])
+            assert torch.equal(batch[1].cpu(), expected[1])
+    assert torch.equal(ours.resident.items()[0].cpu(), data.tensors[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("counted", [True, False], ids=["by PyTorch", "through NumPy"])
+def test_data_that_the_first_step_changes_is_copied_again(counted: bool) -> None:
+    data = TensorDataset(torch.zeros(LARGE, 1 << 14))
+    ours = stream(DataLoader(data, 64), "cuda", "resident")
+    for _ in ours:
+        break
+    if counted:
+        data.tensors[0].fill_(1)
+    else:
+        data.tensors[0].numpy().fill(1)
+    assert all(bool((batch == 1).all()) for (batch,) in ours)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("beside")
+def test_a_copy_that_fails_beside_the_first_step_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(items: Any, device: torch.device) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    data = TensorDataset(torch.randn(LARGE, 1 << 14))
+    ours = stream(DataLoader(data, 64), "cuda", "resident")
+    monkeypatch.setattr("hotloop.placement.moving.upload", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        list(ours)
+    monkeypatch.undo()
+    assert all(
+        torch.equal(batch.cpu(), expected) for (batch,), (expected,) in zip(ours, DataLoader(data, 64), strict=True)
+    )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["prefetched", "resident"])
 def test_batches_come_without_a_wait(kind: Any, no_waits: Any) -> None:

@@ -10,6 +10,7 @@ while items are made.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
@@ -29,20 +30,22 @@ from torch.utils.data import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hotloop._torch import version_of
+from hotloop._torch import is_simulated_gpu, version_of
 from hotloop.data.epochs import Epochs, Position, Skip, Tell
 from hotloop.data.loader_rng import LoaderRng
 from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import BatchOrigin, is_in_order, twin
 from hotloop.data.samplers import has_known_sampler, index_sampler
 from hotloop.device.backend import backend_of
-from hotloop.placement import upload
+from hotloop.placement import move, upload
+from hotloop.placement.moving import is_large, upload_beside
 from hotloop.values.reach import memory_of
 from hotloop.values.tree import leaves, map_tensors, tensors_in
 
 RESIDENT_MEMORY_SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
 WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole
 PIECES, PIECE = 1024, 256  # of a larger one so many places of so many bytes are compared: a tenth of a millisecond
+BESIDE = 1 << 29  # bytes, from which on a thread copies them: fewer take less time than the thread takes from the step
 MOST_TENSORS = 64  # below a dataset: they are asked before each batch whether somebody has written to them
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)  # which PyTorch takes for a mask, or refuses
 _kept: Any = WeakIdKeyDictionary()  # of datasets, each with its items by device
@@ -52,7 +55,7 @@ _kept: Any = WeakIdKeyDictionary()  # of datasets, each with its items by device
 class _ResidentItems:
     """All items of a dataset on a device, and the state of the dataset that they were copied from."""
 
-    items: Any  # nested as a batch is, each tensor with all items
+    items: "Future[Any]"  # nested as a batch is, each tensor with all items; a thread may still copy them
     source: list[Any]
     looked: dict[str, object]  # some of its memory, by name
 
@@ -115,7 +118,13 @@ class Resident(Epochs[Any]):
             yield self.origin(number, drawn), self.batch(drawn)
 
     def batch(self, drawn: Any) -> Any:
-        """The batch of the items that the sampler drew, on the device."""
+        """The batch of the items that the sampler drew, on the device.
+
+        The first of a run may come from the host: in its step, libraries load for half a second, and meanwhile a thread
+        copies all items to the device.
+        """
+        if (items := _copied_beside(self._loader.dataset, self._device)) is not None:
+            return move(self._gathered(items, drawn if isinstance(drawn, int | slice) else _rows(drawn)), self._device)
         return self.gather(self.items(), drawn)
 
     def items(self) -> Any:
@@ -124,7 +133,9 @@ class Resident(Epochs[Any]):
 
     def gather(self, items: Any, drawn: Any) -> Any:
         """The batch of the items that the sampler drew."""
-        index = self._index(drawn)
+        return self._gathered(items, self._index(drawn))
+
+    def _gathered(self, items: Any, index: Any) -> Any:
         batch = map_tensors(items, itemgetter(index))
         if self._loader.batch_sampler is not None:
             return map_tensors(batch, _as_stacked)
@@ -330,11 +341,29 @@ def _on(dataset: Any, device: torch.device) -> Any:
     if device not in kept or kept[device].source != state:
         with torch.inference_mode(False):  # an evaluation may be the first to ask, and training the next
             before = _looked(dataset)
-            items = upload(_all_items(dataset), device)
+            items: Future[Any] = Future()
+            items.set_result(upload(_all_items(dataset), device))
             after = _looked(dataset)  # what differs is no data: a counter, a cache that was filled
             looked = {name: some for name, some in before.items() if after.get(name) == some}
             kept[device] = _ResidentItems(items, state, looked)
-    return kept[device].items
+    try:
+        return kept[device].items.result()
+    except BaseException:  # a thread ran out of memory
+        kept.pop(device, None)
+        raise
+
+
+def _copied_beside(dataset: Any, device: torch.device) -> Any:
+    """Have a thread copy all items to a GPU; returns them on the host. None where they are there, or not large."""
+    if not backend_of(device).non_blocking or type(dataset) is not TensorDataset or device in _kept.get(dataset, {}):
+        return None
+    tensors = list(dataset.tensors)
+    large = sum(tensor.nbytes for tensor in tensors if is_large(tensor))
+    if large < BESIDE or is_simulated_gpu() or not all(tensor.is_cpu for tensor in tensors):
+        return None
+    state, looked = _state(dataset), _looked(dataset)
+    _kept.setdefault(dataset, {})[device] = _ResidentItems(upload_beside(tensors, device), state, looked)
+    return tensors
 
 
 def _forget_if_changed(dataset: Any, device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """`move` puts a batch of any nesting on a device; `to_numpy` brings a tensor back from any device."""
 
 from collections import UserDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,7 +62,22 @@ def upload(items: T, device: torch.device) -> T:
     return move(large, device)
 
 
-def _is_large(tensor: Tensor) -> bool:
+def upload_beside(items: T, device: torch.device) -> "Future[T]":
+    """The same by a thread, on the present stream of the device."""
+    backend = backend_of(device)
+
+    def uploaded() -> T:
+        with backend.current(), backend.on_stream(stream):
+            return upload(items, device)
+
+    stream, pool = backend.current_stream(), ThreadPoolExecutor(1, "hotloop-upload")
+    try:
+        return pool.submit(uploaded)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def is_large(tensor: Tensor) -> bool:
     """Whether a tensor is worth an upload by pieces."""
     if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout != torch.strided:
         return False
@@ -70,7 +86,7 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 def _upload_leaf(tensor: Tensor, device: torch.device) -> Tensor:
-    if not _is_large(tensor):
+    if not is_large(tensor):
         return tensor
     result = torch.empty_like(tensor, device=device)
     source, target = (each.view(-1).view(torch.uint8) for each in (tensor, result))
