@@ -2,17 +2,18 @@
 
 A change of the data is noticed where PyTorch counts it (`tensor[3] = 0`), and at the beginning of each epoch also where
 it does not (through NumPy, or `.data`): tensors and arrays of up to 512 KiB are compared as a whole, larger ones in
-1,024 places that are spread over them, the indices of a `Subset` as a whole. A change that touches none of these places
-is not noticed. Nor is one in the middle of an epoch before the next begins, one of a tensor on a GPU that goes past its
-counter, or, of a dataset with `resident = True`, one in what is no tensor or array among its attributes, or changes
-while items are made.
+1,024 places that are spread over them. The indices of a `Subset` are compared for each batch. A change of the data that
+touches none of these places is not noticed. Nor is one in the middle of an epoch before the next begins, one of a
+tensor on a GPU that goes past its counter, or, of a dataset with `resident = True`, one in what is no tensor or array
+among its attributes, or changes while items are made.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -58,6 +59,7 @@ class _ResidentItems:
     items: "Future[Any]"  # nested as a batch is, each tensor with all items; a thread may still copy them
     source: list[Any]
     looked: dict[str, object]  # some of its memory, by name
+    indices: dict[int, Any]  # of the parts below it, by the ids of these, as they were
 
 
 def why_not_resident(loader: object, device: torch.device) -> str | None:
@@ -125,7 +127,35 @@ class Resident(Epochs[Any]):
         """
         if (items := _copied_beside(self._loader.dataset, self._device)) is not None:
             return move(self._gathered(items, drawn if isinstance(drawn, int | slice) else _rows(drawn)), self._device)
-        return self.gather(self.items(), drawn)
+        items = self.items()
+        return self.gather(items, drawn) if self.holds(drawn) else move(self._read(drawn), self._device)
+
+    def holds(self, *drawn: Any) -> bool:
+        """Whether the items on the device are those that the sampler drew.
+
+        They are not where the indices of a `Subset` were changed since: in an epoch, the loader sees that.
+        """
+        kept = _kept.get(self._loader.dataset, {}).get(self._device)
+        before = {} if kept is None else kept.indices
+        if not before or self.workers:  # which have their own copy of the indices
+            return True
+        positions = [*chain.from_iterable(map(self._positions, drawn))]
+        return _sources(self._loader.dataset, positions, {}) == _sources(self._loader.dataset, positions, before)
+
+    def _positions(self, drawn: Any) -> Iterable[int]:
+        if isinstance(drawn, int):
+            return [drawn]
+        if isinstance(drawn, slice):
+            return range(len(self._loader.dataset))[drawn]  # type: ignore[arg-type]
+        return drawn if type(drawn) is list and type(drawn[0]) is int else _rows(drawn).reshape(-1).tolist()
+
+    def _read(self, drawn: Any) -> Any:
+        """A batch as the loader reads it."""
+        dataset = self._loader.dataset
+        if self._loader.batch_sampler is None:
+            return self._loader.collate_fn(dataset[drawn])
+        several = getattr(dataset, "__getitems__", lambda drawn: [dataset[i] for i in drawn])
+        return self._loader.collate_fn(several(list(self._positions(drawn))))
 
     def items(self) -> Any:
         """All items on the device, nested as a batch is; copied there when they are not there yet."""
@@ -301,7 +331,7 @@ def _as_stacked(rows: Tensor) -> Tensor:
 def _state(dataset: Any) -> list[Any]:
     """What changes when someone changes a dataset: which tensors it holds, how often each was written, which part.
 
-    Asked before each batch; `_looked` compares indices one by one before each epoch.
+    Asked before each batch, so that indices are not compared one by one: `_looked` does that before each epoch.
     """
     state: list[Any] = []
     for each in _below(dataset):
@@ -345,7 +375,7 @@ def _on(dataset: Any, device: torch.device) -> Any:
             items.set_result(upload(_all_items(dataset), device))
             after = _looked(dataset)  # what differs is no data: a counter, a cache that was filled
             looked = {name: some for name, some in before.items() if after.get(name) == some}
-            kept[device] = _ResidentItems(items, state, looked)
+            kept[device] = _ResidentItems(items, state, looked, _indices_below(dataset))
     try:
         return kept[device].items.result()
     except BaseException:  # a thread ran out of memory
@@ -362,7 +392,7 @@ def _copied_beside(dataset: Any, device: torch.device) -> Any:
     if large < BESIDE or is_simulated_gpu() or not all(tensor.is_cpu for tensor in tensors):
         return None
     state, looked = _state(dataset), _looked(dataset)
-    _kept.setdefault(dataset, {})[device] = _ResidentItems(upload_beside(tensors, device), state, looked)
+    _kept.setdefault(dataset, {})[device] = _ResidentItems(upload_beside(tensors, device), state, looked, {})
     return tensors
 
 
@@ -388,6 +418,33 @@ def _looked(dataset: Any) -> dict[str, object]:
                 f"{number}.{name}": some for name, value in held.items() if (some := some_bytes(value)) is not None
             }
     return looked
+
+
+def _indices_below(dataset: Any) -> dict[int, Any]:
+    """Copies of the indices of parts, by the ids of these, where they can be changed in place."""
+    if type(dataset) is ConcatDataset:
+        return {part: copy for each in dataset.datasets for part, copy in _indices_below(each).items()}
+    if type(dataset) is not Subset:
+        return {}
+    indices: Any = dataset.indices
+    copy = indices.tolist() if isinstance(indices, Tensor | np.ndarray) else _copied(indices)
+    return {id(dataset): copy} | _indices_below(dataset.dataset)
+
+
+def _sources(dataset: Any, positions: Sequence[int], indices: dict[int, Any]) -> Sequence[Any]:
+    """Where the items at these positions come from, below parts that have other `indices`, or their own."""
+    if type(dataset) is ConcatDataset:
+        parts = [(bisect_right(dataset.cumulative_sizes, each), each) for each in positions]
+        starts = [0, *dataset.cumulative_sizes]
+        return [(n, *_sources(dataset.datasets[n], [each - starts[n]], indices)) for n, each in parts]
+    if type(dataset) is not Subset:
+        return positions
+    own: Any = dataset.indices
+    if id(dataset) in indices or not isinstance(own, Tensor | np.ndarray):
+        picked = [*map(indices.get(id(dataset), own).__getitem__, positions)]
+    else:
+        picked = own[list(positions)].tolist()
+    return _sources(dataset.dataset, picked, indices)
 
 
 def _copied(indices: Any) -> object:
