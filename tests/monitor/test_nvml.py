@@ -2,17 +2,27 @@
 
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import pynvml
 import pytest
 
-from hotloop.monitor.card import LEAST, SELDOM, in_words
-from hotloop.monitor.failures import KINDS, WORDS, Dead, Lost, Passing, Unsupported, judged
-from hotloop.monitor.foreign import LONGEST_COMMAND, decoded
-from hotloop.monitor.nvml_gate import FIRST_PAUSE, LONGEST_PAUSE, Nvml
+from hotloop.monitor.host import LONGEST_COMMAND, decoded
+from hotloop.monitor.nvml_gpus import (
+    KINDS,
+    LEAST,
+    PAUSE,
+    SELDOM,
+    WORDS,
+    Dead,
+    Lost,
+    Nvml,
+    Passing,
+    Unsupported,
+    in_words,
+    judged,
+)
 from hotloop.monitor.reading import Gpu
 
 from .fakes import GIB, GPU_IS_LOST, MISMATCH, NOT_SUPPORTED, UNINITIALIZED, UNKNOWN, Clock, FakeNvml
@@ -175,7 +185,7 @@ def test_a_gpu_that_comes_back_is_seen_after_a_pause(nvml: Nvml, fake_nvml: Fake
         assert second.error is None
         fake_nvml.mend()
         assert gpus(nvml)[0].error  # it is left alone for a while
-        clock.now += LONGEST_PAUSE
+        clock.now += PAUSE
         assert gpus(nvml)[0].error is None
         fake_nvml.fail("nvmlDeviceGetUtilizationRates", GPU_IS_LOST, gpu=0)
     nvml.close()
@@ -192,13 +202,13 @@ def test_a_gpu_that_is_taken_out_is_told_of_until_it_is_put_back(nvml: Nvml, fak
     fake_nvml.mend()
     fake_nvml.gpus = 1
     for _ in range(3):
-        clock.now += LONGEST_PAUSE
+        clock.now += PAUSE
         seen, (note,) = nvml.read()
         assert [each.error for each in seen] == [None]
         assert "GPU 1" in note
         assert "not there any more" in note
     fake_nvml.gpus = 2
-    clock.now += LONGEST_PAUSE
+    clock.now += PAUSE
     seen, notes = nvml.read()
     assert ([each.error for each in seen], notes) == ([None, None], [])
 
@@ -215,24 +225,17 @@ def test_nvml_that_dies_in_the_middle_is_said_and_started_again(
         assert [(each.name, bool(each.error)) for each in seen] == [("NVIDIA H200", True)] * 2
         assert len(notes) == 1
     fake_nvml.mend()
-    clock.now += LONGEST_PAUSE
+    clock.now += PAUSE
     seen, notes = nvml.read()
     assert ([(each.error, each.power) for each in seen], notes) == ([(None, 412.5)] * 2, [])
 
 
-def test_the_pauses_between_attempts_grow(nvml: Nvml, fake_nvml: FakeNvml, clock: Clock) -> None:
+def test_there_is_a_pause_between_attempts(nvml: Nvml, fake_nvml: FakeNvml, clock: Clock) -> None:
     fake_nvml.fail("nvmlInit", MISMATCH)
-    begun = []
-    for _ in range(3000):  # ten minutes
-        before = fake_nvml.calls["nvmlInit"]
+    for _ in range(300):  # a minute
         nvml.read()
-        if fake_nvml.calls["nvmlInit"] > before:
-            begun.append(clock.now)
         clock.now += 0.2
-    pauses = [later - earlier for earlier, later in pairwise(begun)]
-    assert len(pauses) >= 10
-    assert pauses == sorted(pauses)
-    assert [pauses[0], pauses[-1]] == pytest.approx([FIRST_PAUSE, LONGEST_PAUSE], abs=0.3)
+    assert 5 <= fake_nvml.calls["nvmlInit"] <= 1 + 60 / PAUSE
 
 
 @pytest.mark.parametrize(
@@ -265,7 +268,7 @@ def test_no_binding_and_a_driver_without_a_gpu_until_one_comes(
         assert "no GPU" in note
     assert fake_nvml.calls["nvmlInit"] == 1
     fake_nvml.gpus = 1
-    clock.now += LONGEST_PAUSE
+    clock.now += PAUSE
     assert len(nvml.read()[0]) == 1
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "pip install nvidia-ml-py" in Nvml(clock=clock).read()[1][0]

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.monitor.gpu_holders import merged
+from hotloop.monitor.nvml_gpus import merged
 from hotloop.monitor.processes import HOST_PIDS, WHOLE_MACHINE, People, held_by_torch
 from hotloop.monitor.reading import Process
 

@@ -1,6 +1,6 @@
 """Events as they come out of a trace of PyTorch's profiler."""
 
-from hotloop.profiling.trace_events import events_in
+from hotloop.profiling.trace import events_in
 
 
 def row(name: str, category: str, start: float, duration: float, thread: object = 1, **details: object) -> dict:

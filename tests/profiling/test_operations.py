@@ -3,7 +3,7 @@
 import pytest
 
 from hotloop.placement.sites import Site
-from hotloop.profiling.costliest import costliest, costs, plain, waits_in
+from hotloop.profiling.analysis import costliest, costs, plain, waits_in
 from hotloop.profiling.operation_log import LoggedOperation
 
 from .timelines import BACKWARD, STREAM, event, mark

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.profiling.parts import divided, steps_in
 from hotloop.profiling.profile_record import TimeParts
+from hotloop.profiling.time_parts import divided, steps_in
 
 from .timelines import BACKWARD, HOST, STREAM, event, mark
 

@@ -20,7 +20,7 @@ from hotloop.profiling.advice import Loading, advise
 from hotloop.profiling.analysis import analyse
 from hotloop.profiling.profile_record import Profile
 from hotloop.profiling.profiler import Profiler
-from hotloop.profiling.trace_events import events_in
+from hotloop.profiling.trace import events_in
 from hotloop.report.profile_page import profile_page, profile_summary
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

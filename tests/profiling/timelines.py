@@ -1,6 +1,6 @@
 """Timelines as the tests compose them."""
 
-from hotloop.profiling.trace_events import MARK, Kind, TraceEvent
+from hotloop.profiling.trace import MARK, Kind, TraceEvent
 
 HOST, BACKWARD, STREAM = 1, 2, 7
 

@@ -4,7 +4,7 @@ from hotloop.placement.sites import Site
 from hotloop.profiling.analysis import analyse
 from hotloop.profiling.operation_log import LoggedOperation
 from hotloop.profiling.profile_record import MemorySample, Profile
-from hotloop.profiling.trace_events import MARK, TraceEvent
+from hotloop.profiling.trace import MARK, TraceEvent
 
 STEP = 0.02  # seconds
 

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from hotloop.printing.text import duration
-from hotloop.profiling.advice import with_ceilings
-from hotloop.profiling.profile_record import Line, Profile, TimeParts
+from hotloop.profiling.profile_record import Line, Profile
 from hotloop.report.profile_page import (
     always_there,
     headlines,
@@ -90,8 +89,6 @@ def test_ceilings_are_of_the_precision_that_was_used() -> None:
     mixed = replace(profile, flops={"fp32": 40e12, "bf16": 600e12})
     assert mixed.ceiling == pytest.approx(640e12 / 2)  # a second each
     assert replace(profile, ceilings={}).ceiling is None
-    bare = with_ceilings(replace(profile, parts=TimeParts(compute=1.0), ceilings={}, advice=()), profile.ceilings)
-    assert any("half precision" in advice.what for advice in bare.advice)
 
 
 def test_what_is_unknown_says_so() -> None:

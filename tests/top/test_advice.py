@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.apps.top.advice import Advice, Advisor, trouble
-from hotloop.monitor.card import REASONS
+from hotloop.monitor.nvml_gpus import REASONS
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 from hotloop.printing.text import printable
 

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,6 +72,7 @@ def profile(
     with unwound_by_signals(), new_run(out) as run, tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
         found, trace = _profiled(target, arguments, folder, (steps, warmup), module=module, as_json=as_json)
         if ceilings:
+            say(console(stderr=True), "measuring the peak speed of the device")
             found = _with_ceilings(found)
         from hotloop.report.profile_page import profile_page, profile_run
 
@@ -141,11 +143,9 @@ def _with_ceilings(found: "Profile") -> "Profile":
     """Measured now that the script has ended, and the device is free."""
     import torch
 
-    from hotloop.profiling.advice import with_ceilings
     from hotloop.profiling.ceilings import ceilings
 
-    say(console(stderr=True), "measuring the peak speed of the device")
-    return with_ceilings(found, ceilings(torch.device(found.device)))
+    return replace(found, ceilings=ceilings(torch.device(found.device)))
 
 
 def _show(found: "Profile", folder: Path) -> None:

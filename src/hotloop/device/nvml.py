@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from hotloop.device.facts import InstalledGpu
-from hotloop.monitor.failures import LIB_RM_VERSION_MISMATCH, Failed
-from hotloop.monitor.foreign import decoded
-from hotloop.monitor.nvml_gate import Library
+from hotloop.monitor.host import decoded
+from hotloop.monitor.nvml_gpus import LIB_RM_VERSION_MISMATCH, Failed, Library
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from hotloop._torch import storage_id
 from hotloop.device import as_device
 from hotloop.device.backend import backend_of
 from hotloop.memory.storages import storages_of
-from hotloop.monitor.failures import Failed
 from hotloop.monitor.main_memory import machine_memory
-from hotloop.monitor.nvml_gate import Library
+from hotloop.monitor.nvml_gpus import Failed, Library
 from hotloop.monitor.processes import sees_whole_machine
 from hotloop.placement.placing import resolve
 from hotloop.printing.text import size

@@ -1,16 +1,20 @@
-"""The computer around the GPUs: processor, memory, disks and network, as psutil tells."""
+"""The computer around the GPUs: processor, memory, disks and network, as psutil tells; words from outside."""
 
 import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 
-from hotloop.monitor.foreign import decoded, or_none
 from hotloop.monitor.main_memory import machine_memory
 from hotloop.monitor.reading import Host
 
+T = TypeVar("T")
+LONGEST_COMMAND = 4096  # characters of a command line that are kept; the kernel allows megabytes
+SURROGATES = re.compile(r"[\ud800-\udfff]")  # how Python writes bytes that are no UTF-8; no file or page takes them
 SELDOM = 5.0  # seconds until swap is looked at again: it changes slowly, and is the costliest to ask for
 
 
@@ -69,3 +73,24 @@ class Around:
 def _grown(before: float | None, now: float | None) -> float | None:
     """How much a counter has grown; None where it was not known, or began anew."""
     return None if before is None or now is None or now < before else now - before
+
+
+def decoded(answer: Any) -> str | None:
+    """The text of an answer, with what cannot be decoded replaced; old bindings answer in bytes.
+
+    >>> decoded(b"NVIDIA H200"), decoded("caf" + chr(0xDCE9))
+    ('NVIDIA H200', 'caf�')
+    """
+    if answer is None:
+        return None
+    text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+    text = SURROGATES.sub("\ufffd", text)
+    return text if len(text) <= LONGEST_COMMAND else f"{text[: LONGEST_COMMAND - 1]}…"
+
+
+def or_none(ask: Callable[[], T]) -> T | None:
+    """What psutil tells, or None: a process has ended or may not be asked, or a sandbox lacks files of /proc."""
+    try:
+        return ask()
+    except Exception:  # noqa: BLE001  # besides its own errors, psutil passes on those of parsing a sandbox's /proc
+        return None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from hotloop.monitor.foreign import LONGEST_COMMAND, decoded, or_none
+from hotloop.monitor.host import LONGEST_COMMAND, decoded, or_none
 from hotloop.monitor.reading import Process
 
 WHOLE_MACHINE = "pid:[4026531836]"  # the kernel's constant for the PID namespace that contains all others

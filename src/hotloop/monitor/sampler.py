@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from hotloop.monitor.host import Around
-from hotloop.monitor.nvml_gate import Nvml
+from hotloop.monitor.nvml_gpus import Nvml
 from hotloop.monitor.processes import People
 from hotloop.monitor.reading import Gpu, Reading
 

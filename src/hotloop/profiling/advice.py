@@ -1,7 +1,7 @@
 """What a profile means, in sentences: what costs time, and what to do about it. Rules over plain figures."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from hotloop.data import workers_for
@@ -9,7 +9,6 @@ from hotloop.printing.text import duration
 from hotloop.profiling.profile_record import HostWait, Profile, Recommendation
 
 NOTABLE = 0.1  # of the time: what takes less is not worth a sentence
-HALF = ("bf16", "fp16")
 WORDS = {
     "data": "waiting for data",
     "copies": "copying",
@@ -45,27 +44,48 @@ class Loading:
 
 def advise(profile: Profile, loading: Loading) -> tuple[Recommendation, ...]:
     """The costliest first."""
+    ranked = [advice for _, advice in sorted(_on_shares(profile, loading), key=lambda pair: -pair[0])]
+    steady = [wait for wait in profile.waits if wait.calls >= 0.5 and wait.line is not None]  # in about every step
+    waits = (Recommendation(_wait_words(wait, profile), _way_out(wait)) for wait in steady[:3])
+    return (*ranked, *waits)
+
+
+def _on_shares(profile: Profile, loading: Loading) -> Iterator[tuple[float, Recommendation]]:
+    """What to say of the parts that take much of a step, with their shares."""
     shares = profile.parts.shares
-    told = [
-        *_on_data(profile, shares["data"], loading),
-        *_on_copies(shares["copies"]),
-        *_on_gaps(profile, shares["gaps"] + shares["waits"]),
-        *_on_communication(shares["communication"]),
-    ]
-    ranked = [advice for _, advice in sorted(told, key=lambda pair: -pair[0])]
-    return (*ranked, *_on_waits(profile), *_on_precision(profile))
-
-
-def with_ceilings(profile: Profile, ceilings: dict[str, float]) -> Profile:
-    """The same profile with what the device can do at most, and with the advice that follows from that."""
-    measured = replace(profile, ceilings=ceilings)
-    return replace(measured, advice=(*profile.advice, *(a for a in _on_precision(measured) if a not in profile.advice)))
-
-
-def _on_data(profile: Profile, share: float, loading: Loading) -> Iterator[tuple[float, Recommendation]]:
-    if share >= NOTABLE:
+    if (share := shares["data"]) >= NOTABLE:
         what = f"The loop waits {share:.0%} of its time for data."
         yield share, Recommendation(what, _quicker_data(profile, loading))
+    if (share := shares["copies"]) >= NOTABLE:
+        what = f"Copies between host and device take {share:.0%} of the time, and nothing is computed meanwhile."
+        fix = (
+            "let them run beside the computing: DataLoader(..., pin_memory=True) and .to(device, non_blocking=True), "
+            "or iterate over hotloop.stream(loader, device), which copies ahead"
+        )
+        yield share, Recommendation(what, fix)
+    if (share := shares["communication"]) >= NOTABLE:
+        what = f"Communication between processes takes {share:.0%} of the time, and nothing is computed meanwhile."
+        yield share, Recommendation(what, "larger batches, accumulation with no_sync(), or gradients in bf16")
+    if (share := shares["gaps"] + shares["waits"]) >= 2 * NOTABLE:
+        what, fix = _on_gaps(profile, share)
+        if not profile.data_known:
+            what += " Waiting for data is part of it, since no DataLoader was seen in these steps."
+        yield share, Recommendation(what, fix)
+
+
+def _on_gaps(profile: Profile, share: float) -> tuple[str, str]:
+    if not has_kernels(profile.device):
+        return (
+            f"{share:.0%} of the time passes in Python, between operations.",
+            "larger batches, or fewer and larger operations; what is done in each step beside training counts here too",
+        )
+    less = "torch.compile(model), or hotloop.Loop, which captures the step as a CUDA graph"
+    if profile.replay_share >= NOTABLE:
+        less = "several steps in one CUDA graph, as fit of hotloop.Loop does with data on the device"
+    return (
+        f"The device has nothing to do for {share:.0%} of the time: the host does not prepare work fast enough.",
+        f"take the waits out of the step, give larger batches, or let the host do less per step: {less}",
+    )
 
 
 def _quicker_data(profile: Profile, loading: Loading) -> str:
@@ -95,48 +115,6 @@ def _quicker_data(profile: Profile, loading: Loading) -> str:
     return f"read it in processes of its own: DataLoader(..., {workers}); or {less}"
 
 
-def _on_copies(share: float) -> Iterator[tuple[float, Recommendation]]:
-    if share >= NOTABLE:
-        what = f"Copies between host and device take {share:.0%} of the time, and nothing is computed meanwhile."
-        fix = (
-            "let them run beside the computing: DataLoader(..., pin_memory=True) and .to(device, non_blocking=True), "
-            "or iterate over hotloop.stream(loader, device), which copies ahead"
-        )
-        yield share, Recommendation(what, fix)
-
-
-def _on_gaps(profile: Profile, share: float) -> Iterator[tuple[float, Recommendation]]:
-    if share < 2 * NOTABLE:
-        return
-    if has_kernels(profile.device):
-        what = f"The device has nothing to do for {share:.0%} of the time: the host does not prepare work fast enough."
-        less = "torch.compile(model), or hotloop.Loop, which records the step as a CUDA graph"
-        if profile.replay_share >= NOTABLE:
-            less = "several steps in one CUDA graph, as fit of hotloop.Loop does with data on the device"
-        fix = f"take the waits out of the step, give larger batches, or let the host do less per step: {less}"
-    else:
-        what = f"{share:.0%} of the time passes in Python, between operations."
-        fix = (
-            "larger batches, or fewer and larger operations; what is done in each step beside training counts here too"
-        )
-    if not profile.data_known:
-        what += " Waiting for data is part of it, since no DataLoader was seen in these steps."
-    yield share, Recommendation(what, fix)
-
-
-def _on_communication(share: float) -> Iterator[tuple[float, Recommendation]]:
-    if share >= NOTABLE:
-        what = f"Communication between processes takes {share:.0%} of the time, and nothing is computed meanwhile."
-        yield share, Recommendation(what, "larger batches, accumulation with no_sync(), or gradients in bf16")
-
-
-def _on_waits(profile: Profile) -> Iterator[Recommendation]:
-    """The lines that wait in about every step."""
-    steady = [wait for wait in profile.waits if wait.calls >= 0.5 and wait.line is not None]
-    for wait in steady[:3]:
-        yield Recommendation(_wait_words(wait, profile), _way_out(wait))
-
-
 def _wait_words(wait: HostWait, profile: Profile) -> str:
     where = f"{wait.line} ({wait.what})"
     if not has_kernels(profile.device):
@@ -154,16 +132,3 @@ def _way_out(wait: HostWait) -> str:
     if ".cpu()" in wait.what or ".to()" in wait.what:
         return "copy without waiting, to or from pinned memory: .to(device, non_blocking=True)"
     return "avoid results whose size depends on values: multiply by the mask, or torch.where"
-
-
-def _on_precision(profile: Profile) -> Iterator[Recommendation]:
-    """Matmuls in full precision on a device that is much faster in half."""
-    full = sum(profile.flops.get(name, 0.0) for name in ("fp32", "tf32"))
-    plain = max((profile.ceilings.get(name, 0.0) for name in ("fp32", "tf32") if profile.flops.get(name)), default=0.0)
-    half = max((profile.ceilings.get(name, 0.0) for name in HALF), default=0.0)
-    busy = profile.parts.shares["compute"]
-    if plain and half > 1.5 * plain and full > 0.5 * sum(profile.flops.values()) and busy > 0.5:
-        yield Recommendation(
-            f"Matmuls run in full precision; in half precision this device computes {half / plain:.1f} times as fast.",
-            'put the forward under torch.autocast("cuda", torch.bfloat16); hotloop.Loop tries it and compares losses',
-        )

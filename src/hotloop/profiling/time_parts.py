@@ -1,12 +1,14 @@
 """When each step began and ended, and what every moment of it was spent on. Pure functions of events."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from hotloop.profiling.profile_record import TimeParts
-from hotloop.profiling.spans import Stretch, joined, length, within, without
-from hotloop.profiling.trace_events import ON_DEVICE, Kind, TraceEvent
+from hotloop.profiling.trace import ON_DEVICE, Kind, TraceEvent
+
+Stretch = tuple[float, float]  # of time; lists of them are sorted and do not touch
 
 
 def on_device(events: Iterable[TraceEvent]) -> bool:
@@ -81,3 +83,52 @@ def _on_host(events: Sequence[TraceEvent]) -> list[tuple[str, list[Stretch]]]:
 
 def _times(events: Sequence[TraceEvent], *kinds: Kind, threads: set[int] | None = None) -> list[Stretch]:
     return joined((e.start, e.end) for e in events if e.kind in kinds and (threads is None or e.thread in threads))
+
+
+def joined(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """The time that any of the stretches covers.
+
+    >>> joined([(5, 6), (0, 2), (1, 3), (3, 3)])
+    [(0, 3), (5, 6)]
+    """
+    result: list[Stretch] = []
+    for start, end in sorted(stretches):
+        if end <= start:
+            continue
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(end, result[-1][1])
+        else:
+            result.append((start, end))
+    return result
+
+
+def within(stretches: list[Stretch], others: list[Stretch]) -> list[Stretch]:
+    """The time that is in both.
+
+    >>> within([(0, 4), (6, 9)], [(3, 7)])
+    [(3, 4), (6, 7)]
+    """
+    result, at = [], 0
+    for start, end in stretches:
+        while at < len(others) and others[at][1] <= start:
+            at += 1
+        index = at
+        while index < len(others) and others[index][0] < end:
+            result.append((max(start, others[index][0]), min(end, others[index][1])))
+            index += 1
+    return result
+
+
+def without(stretches: list[Stretch], others: list[Stretch]) -> list[Stretch]:
+    """The time that is in the first and not in the second.
+
+    >>> without([(0, 9)], [(2, 3), (8, 12)])
+    [(0, 2), (3, 8)]
+    """
+    ends = [-math.inf, *(end for stretch in others for end in stretch), math.inf]
+    return within(stretches, list(zip(ends[::2], ends[1::2], strict=True)))
+
+
+def length(stretches: Iterable[Stretch]) -> float:
+    """How long they are together."""
+    return sum((end - start for start, end in stretches), 0.0)

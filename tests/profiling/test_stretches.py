@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.profiling.spans import joined, length, within, without
+from hotloop.profiling.time_parts import joined, length, within, without
 
 STRETCHES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1])))
 

@@ -1,16 +1,16 @@
-"""One NVIDIA GPU: what it is asked once, what every time, and what in turns because the driver is slow at it."""
+"""The one door to NVML, NVIDIA's management library: what each GPU tells, and what follows where it does not."""
 
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from hotloop.monitor.failures import UNKNOWN, Lost, Passing, Unsupported
-from hotloop.monitor.foreign import decoded
-from hotloop.monitor.gpu_holders import merged
+from hotloop.monitor.host import decoded
 from hotloop.monitor.reading import Gpu, Process
 
+PAUSE = 10.0  # seconds between attempts at a driver or a GPU that fails
 SELDOM = 60.0  # seconds until a limit is read again, or a refused question is tried again: MIG may have been switched
 LEAST, SHARE = 0.0015, 0.003  # the time for slow questions: seconds, and of the time since the last reading
 
@@ -37,6 +37,180 @@ REASONS = MappingProxyType(
     }
 )
 IDLE = 0x1
+
+# NVML's return codes, which are the same in every version; the classes of older bindings are fewer
+UNINITIALIZED, NO_PERMISSION, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, GPU_IS_LOST = 1, 4, 9, 12, 15
+RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, UNKNOWN = 16, 18, 999
+INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND, VGPU_ECC_NOT_SUPPORTED = 2, 3, 13, 22
+FREQUENCY_NOT_SUPPORTED, ARGUMENT_VERSION_MISMATCH, DEPRECATED = 24, 25, 26
+INSUFFICIENT_POWER, IRQ_ISSUE, GPU_NOT_FOUND = 8, 11, 28
+
+WORDS = MappingProxyType(
+    {
+        INSUFFICIENT_POWER: "its power cables are not attached (fix: switch off and attach them)",
+        GPU_IS_LOST: "it fell off the bus (fix: restart the machine; if it happens again, look at power and cooling)",
+        RESET_REQUIRED: "it must be reset (fix: end what uses it, then run `sudo nvidia-smi --gpu-reset`)",
+        UNINITIALIZED: "NVML was closed by another part of this program",
+        NO_PERMISSION: "this user may not ask NVIDIA's driver (fix: see who may with `ls -l /dev/nvidia*`)",
+        DRIVER_NOT_LOADED: "NVIDIA's driver is installed, but not loaded (fix: `hotloop device` says what is missing)",
+        LIBRARY_NOT_FOUND: "there is no NVIDIA driver here (fix: with an NVIDIA GPU, `hotloop device` says what to do)",
+        LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was updated, and the old one is still running"
+        " (fix: restart the machine; in a container, restart the container too)",
+    }
+)
+
+
+NOBODY = (0, 0xFFFFFFFF)  # PIDs that some drivers put where they have none to tell
+
+
+class Failed(Exception):
+    """An answer that did not come; one of the four below says what follows from it. Its text is for people."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.code: int | None = getattr(error, "value", None)
+        super().__init__(WORDS.get(self.code or 0) or str(error).strip() or type(error).__name__)
+
+
+class Unsupported(Failed):
+    """This driver or GPU does not know the question, and will not know it a moment later."""
+
+
+class Passing(Failed):
+    """No answer this time; the next may come."""
+
+
+class Lost(Failed):
+    """The whole GPU does not answer any more."""
+
+
+class Dead(Failed):
+    """The library itself has gone: it must be started again."""
+
+
+KINDS: MappingProxyType[int, type[Failed]] = MappingProxyType(
+    {
+        **dict.fromkeys((UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH), Dead),
+        **dict.fromkeys((GPU_IS_LOST, RESET_REQUIRED, INSUFFICIENT_POWER, IRQ_ISSUE, GPU_NOT_FOUND), Lost),
+        **dict.fromkeys((NOT_SUPPORTED, INVALID_ARGUMENT, NO_PERMISSION, FUNCTION_NOT_FOUND), Unsupported),
+        **dict.fromkeys((VGPU_ECC_NOT_SUPPORTED, FREQUENCY_NOT_SUPPORTED), Unsupported),
+        **dict.fromkeys((ARGUMENT_VERSION_MISMATCH, DEPRECATED), Unsupported),
+    }
+)
+
+
+def judged(error: Exception) -> Failed:
+    """The failure that an exception of the binding amounts to.
+
+    >>> type(judged(AttributeError("an old binding lacks it"))).__name__
+    'Unsupported'
+    """
+    if isinstance(error, AttributeError | TypeError | UnicodeDecodeError):
+        return Unsupported(error)
+    return KINDS.get(getattr(error, "value", 0), Passing)(error)
+
+
+class Library:
+    """The binding, started, of which every call either answers or raises one kind of `Failed`."""
+
+    def __init__(self, binding: Any = None) -> None:
+        if binding is None:
+            import pynvml  # noqa: PLC0415  # a broken installation must not break `import hotloop.monitor`
+
+            binding = pynvml
+        self.binding = binding
+        self.ask("nvmlInit")
+
+    def ask(self, question: str, *about: Any) -> Any:
+        try:
+            return getattr(self.binding, question)(*about)
+        except Exception as error:  # a broken driver may raise anything; it is judged, not hidden
+            raise judged(error) from error
+
+    def or_none(self, question: str, *about: Any) -> Any:
+        """The answer, or None: each call may fail on its own, on MIG, vGPU, WSL or an old driver."""
+        try:
+            return self.ask(question, *about)
+        except Failed:
+            return None
+
+
+class Nvml:
+    """All GPUs of this machine in NVML's order, which is that of `nvidia-smi`.
+
+    CUDA_VISIBLE_DEVICES is not heeded: a monitor shows what others do as well. So `index` is not always the number
+    that torch gives to a GPU; the UUID is the same for both.
+    """
+
+    def __init__(self, binding: Any = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._given, self._clock = binding, clock
+        self._library: Library | None = None
+        self._gpus: list[NvmlDevice] = []
+        self._known: dict[str, Gpu] = {}  # all that were ever here, by UUID or else by index
+        self._why: str | None = None  # it is down
+        self._due = -float("inf")  # when it may be started again
+        self.driver: str | None = None
+
+    def read(self) -> tuple[list[Gpu], list[str]]:
+        """What each GPU tells, and what there is to say about those that do not. Never raises."""
+        gone = self._gone()
+        is_troubled = not self._gpus or bool(gone) or any(gpu.lost for gpu in self._gpus)
+        if is_troubled and self._clock() >= self._due:  # only a library that starts anew would see one that came back
+            self._restart()
+            gone = self._gone()
+        if self._library is not None:
+            try:
+                seen = [gpu.read() for gpu in self._gpus]
+            except Dead as error:
+                self._die(f"NVML stopped answering: {error}")
+        if self._library is None:
+            return self._down()
+        notes = [note for gpu in self._gpus for note in gpu.complaints]
+        notes += [f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is not there any more" for gpu in gone]
+        return seen, notes if self._gpus else [*notes, "NVIDIA's driver answers, but it shows no GPU here"]
+
+    def close(self) -> None:
+        """Give everything back; a later `read` starts again."""
+        if self._library is not None:
+            self._library.or_none("nvmlShutdown")  # what is dead need not be closed
+        self._gpus, self._library, self._due = [], None, -float("inf")
+
+    def _restart(self) -> None:
+        """Start the library, anew where it ran already, and fetch all handles."""
+        self.close()
+        self._due = self._clock() + PAUSE
+        try:
+            self._library = library = Library(self._given)
+            self.driver = decoded(library.or_none("nvmlSystemGetDriverVersion"))
+            for index in range(library.ask("nvmlDeviceGetCount")):
+                before = next((gpu for gpu in self._known.values() if gpu.index == index), None)
+                self._gpus.append(NvmlDevice(library.ask, index, before, self._clock))
+        except ImportError:
+            self._die("the package nvidia-ml-py is not installed (fix: `pip install nvidia-ml-py`)")
+        except Failed as error:
+            self._die(str(error))
+        for known in (gpu.known for gpu in self._gpus):
+            self._known.pop(str(known.index), None)
+            self._known[known.uuid or str(known.index)] = known
+
+    def _gone(self) -> list[Gpu]:
+        """The GPUs that were taken out: by UUID, since the others move up. Nobody where not every UUID is known."""
+        here = {gpu.known.uuid for gpu in self._gpus}
+        if None in here or self._library is None:
+            return []
+        return [gpu for gpu in self._known.values() if gpu.uuid is not None and gpu.uuid not in here]
+
+    def _die(self, why: str) -> None:
+        self.close()
+        self._why, self._due = why, self._clock() + PAUSE
+
+    def _down(self) -> tuple[list[Gpu], list[str]]:
+        """GPUs that were there stay in sight, with an error instead of numbers."""
+        if not self._known:
+            return [], [f"no NVIDIA GPU can be read: {self._why}"]
+        error = f"NVML does not answer: {self._why}"
+        note = f"no NVIDIA GPU can be read at present: {self._why}; it is tried again every {PAUSE:.0f} s"
+        return [replace(gpu, error=error) for gpu in self._known.values()], [note]
 
 
 class NvmlDevice:
@@ -230,3 +404,33 @@ def in_words(reasons: int) -> tuple[str, ...]:
 
 def _scaled(answer: Any, factor: float = 1.0) -> float | None:
     return None if answer is None else float(answer) * factor
+
+
+def merged(lists: Mapping[str, Iterable[Any] | None], total: int | None) -> tuple[Process, ...] | None:
+    """One nameless process for each row of the lists by kind, with most memory first; None where none is known.
+
+    The same process may be in both lists, with the same memory, and more than once in one of them, with a part of
+    it for each slice of a GPU that is cut in slices (MIG).
+    """
+    if all(rows is None for rows in lists.values()):
+        return None
+    held: dict[int, dict[str, list[int | None]]] = {}
+    for kind, rows in lists.items():
+        for row in rows or ():
+            if row.pid not in NOBODY:
+                held.setdefault(int(row.pid), {}).setdefault(kind, []).append(_memory(row, total))
+    holders = (
+        Process(pid, _all(kinds), "both" if len(kinds) > 1 else next(iter(kinds))) for pid, kinds in held.items()
+    )
+    return tuple(sorted(holders, key=lambda holder: (-(holder.memory or 0), holder.pid)))
+
+
+def _memory(row: Any, total: int | None) -> int | None:
+    """None on WSL and often on MIG. A process that holds a GPU holds some of it, so that 0 means nothing was told."""
+    used = row.usedGpuMemory
+    return None if not used or (total is not None and used > total) else int(used)
+
+
+def _all(kinds: Mapping[str, list[int | None]]) -> int | None:
+    sums = [sum(known) for parts in kinds.values() if len(known := [p for p in parts if p is not None]) == len(parts)]
+    return max(sums, default=None)
