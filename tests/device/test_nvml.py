@@ -1,8 +1,9 @@
 import inspect
 import re
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from hotloop.device import nvml
@@ -82,13 +83,7 @@ def test_a_library_that_does_not_start(library: SimpleNamespace, error: type[NVM
     assert library.closed == []
 
 
-def test_no_binding_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]
-    assert nvml.read() == nvml.NvmlReading()
-
-
 def test_the_real_binding_has_the_names_that_are_asked_for() -> None:
-    pynvml: ModuleType = pytest.importorskip("pynvml")
     asked = re.findall(r'"(nvml\w+)"', inspect.getsource(nvml))
     assert len(asked) == 8
     assert [name for name in ("nvmlInit", *asked) if not hasattr(pynvml, name)] == []

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from hotloop.profiling.operation_log import LoggedOperation, OperationLog
@@ -44,8 +45,12 @@ def looked() -> tuple[OperationLog, nn.Module]:
 
     step()
     look = OperationLog(device, lambda: [optimizer])
+    before = register_optimizer_step_pre_hook(lambda *_: look.begin_update())
+    after = register_optimizer_step_post_hook(lambda *_: look.end_update())
     with look.looking():
         step()
+    before.remove()
+    after.remove()
     return look, model
 
 

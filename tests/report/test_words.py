@@ -3,10 +3,10 @@
 import math
 from dataclasses import replace
 
-from hotloop.records import Epoch, Report
+from hotloop.printing.text import metric
+from hotloop.records import Epoch, Report, epoch_rows
 from hotloop.report.document import Fact
-from hotloop.report.training_page import epoch_rows, headlines_of, setting, timings
-from hotloop.report.words import metric
+from hotloop.report.training_page import headlines_of, setting, timings
 
 from .reports import made_report
 
@@ -32,8 +32,12 @@ def test_a_run_without_any_epoch_says_unknown() -> None:
     assert value(facts, "loss") == "unknown"
     assert value(facts, "items per second") == "unknown"
     assert value(timings(empty), "per update") == "unknown"
-    assert len(list(epoch_rows(empty))) == 1
-    assert metric("accuracy", math.nan) == metric("loss", math.inf) == "unknown"
+    assert len(list(epoch_rows(empty.epochs))) == 1
+    assert (metric("accuracy", None), metric("accuracy", math.nan), metric("loss", math.inf)) == (
+        "unknown",
+        "nan",
+        "inf",
+    )
     assert metric("accuracy", 97.5) == "97.5000", "no share"
 
 
@@ -56,6 +60,6 @@ def test_the_chief_metric_is_accuracy_else_the_first_that_is_not_the_loss() -> N
 def test_rows_have_a_cell_for_every_metric_of_any_epoch() -> None:
     report = made_report()
     mixed = (replace(report.epochs[0], metrics={}), replace(report.epochs[1], metrics={"f1": 0.5}))
-    header, first, second = epoch_rows(replace(report, epochs=mixed))
+    header, first, second = epoch_rows(mixed)
     assert header == ["epoch", "loss", "validation f1", "items/s", "time"]
     assert (first[2], second[2]) == ("unknown", "0.5000")

@@ -9,6 +9,7 @@ from hotloop.cli.help import Verb
 from hotloop.cli.options import Device, Json, Target
 from hotloop.cli.output import console, print_json, say
 from hotloop.errors import BadArgument
+from hotloop.printing.text import metric
 
 app = typer.Typer(add_completion=False)
 
@@ -63,8 +64,6 @@ def evaluate(
         data = {"weights": None if weights is None else str(weights), "held_out": held_out is not None}
         print_json({**data, "device": str(loop.device), "metrics": found})
         return
-    from hotloop.report.words import metric
-
     say(words, f"on the {'data that it trains on' if held_out is None else 'validation data'}:")
     width = max(map(len, found))
     for name, value in found.items():

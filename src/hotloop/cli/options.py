@@ -5,15 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hotloop.errors import BadArgument
-
 INTERRUPTED = 130  # the exit code after Ctrl-C, as shells report it
-
-
-def _seed(given: int) -> int:
-    if not 0 <= given <= 2**62:
-        raise BadArgument(f"seed {given} is out of range", fix="choose one from 0 to 2**62")
-    return given
 
 
 Device = Annotated[
@@ -26,10 +18,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; progr
 Report = Annotated[
     bool,
     typer.Option("--report/--no-report", help="Also write report.html and .json, to --save or runs/TIME."),
-]
-Seed = Annotated[
-    int,
-    typer.Option(metavar="N", callback=_seed, help="The same seed gives the same result."),
 ]
 Script = Annotated[
     list[str],

@@ -4,8 +4,6 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,6 @@ import typer
 
 from hotloop.errors import OutputError
 from hotloop.printing.text import COMMAND, printable, wrap
-from hotloop.records.files import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,17 +34,6 @@ def say(where: "Console", words: str, *, indent: str = "", style: str = "") -> N
         said = Text(line, style=style)
         said.highlight_regex(COMMAND, "bold cyan")
         where.print(said, soft_wrap=True)
-
-
-@contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr for work that reports `(done, total)`; only a terminal shows it."""
-    from rich.progress import Progress
-
-    where = console(stderr=True)
-    with Progress(console=where, transient=True, disable=not where.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def must_be_writable(path: Path, *others: Path | None, option: str = "--out", suffix: str | None = None) -> None:
@@ -95,6 +81,8 @@ def keep_training(training: "Training", title: str, save: str | Path | None = No
 
 def print_json(data: dict[str, Any]) -> None:
     """Exactly one object of strict JSON on stdout; a number that is not finite is null."""
+    from hotloop.records.files import finite
+
     typer.echo(json.dumps(finite(data), indent=2, allow_nan=False))
 
 

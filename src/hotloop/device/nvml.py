@@ -26,8 +26,6 @@ def read() -> NvmlReading:
     """Ask NVML once, and close it again."""
     try:
         library = Library()
-    except ImportError:
-        return NvmlReading()
     except Failed as error:
         return NvmlReading(mismatch=error.code == LIB_RM_VERSION_MISMATCH)
     ask = library.or_none

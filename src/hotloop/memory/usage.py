@@ -164,7 +164,7 @@ def _process(uuid: str, reserved: int) -> int | None:
     """What NVML says that this process holds on a GPU; None where it cannot be told for certain."""
     try:
         library = Library()
-    except (ImportError, Failed):
+    except Failed:
         return None
     handle = library.or_none("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}")
     processes = [] if handle is None else library.or_none("nvmlDeviceGetComputeRunningProcesses", handle) or []

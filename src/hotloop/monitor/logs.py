@@ -22,6 +22,7 @@ from hotloop.records.files import cannot_write, finite
 RESERVED = ("time", "step")
 FLUSH_EVERY = 10  # seconds until TensorBoard's file is up to date
 MLFLOW_BATCH = 1000  # numbers that MLflow takes in one request
+PACKAGES = {"wandb": ("Weights & Biases", "init"), "mlflow": ("MLflow", "start_run")}  # its title, and what it has
 
 
 class MissingLogger(HotloopError, ImportError):
@@ -108,7 +109,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, **options: Any) -> None:
-        wandb = _package("wandb", "Weights & Biases", "init")
+        wandb = _package("wandb")
         self._own = wandb.run is None
         with _beginning("Weights & Biases", "`wandb login`, or set WANDB_MODE=offline"):
             self._run = wandb.init(**options) if self._own else wandb.run
@@ -137,7 +138,7 @@ class MLflow:
     """
 
     def __init__(self, **options: Any) -> None:
-        self._mlflow = _package("mlflow", "MLflow", "start_run")
+        self._mlflow = _package("mlflow")
         self._metric = import_module("mlflow.entities").Metric
         with _beginning("MLflow", "see that the server of MLFLOW_TRACKING_URI answers"):
             self._client = import_module("mlflow.tracking").MlflowClient()
@@ -198,7 +199,7 @@ def open_log(where: str | os.PathLike[str]) -> Log:
     """The log that a person means: one of `LOGGERS`, or a path that ends in `.jsonl`."""
     if isinstance(where, str) and where in LOGGERS:
         return LOGGERS[where]()
-    if Path(where).suffix in (".jsonl", ".json", ".ndjson"):
+    if Path(where).suffix == ".jsonl":
         return JsonLines(where)
     raise BadArgument(
         f"log={printable(str(where))!r} is neither a logger's name nor a path that ends in .jsonl",
@@ -211,9 +212,8 @@ def try_log(where: Log | str | os.PathLike[str], folder: Path, numbers: Mapping[
 
     W&B and MLflow are only looked for, since nothing can be taken back there; a `Log` of the person's is left alone.
     """
-    packages = {"wandb": ("wandb", "Weights & Biases", "init"), "mlflow": ("mlflow", "MLflow", "start_run")}
-    if isinstance(where, str) and where in packages:
-        _package(*packages[where])
+    if isinstance(where, str) and where in PACKAGES:
+        _package(where)
     elif isinstance(where, str | os.PathLike):
         log: Log = TensorBoard(folder) if where == "tensorboard" else open_log(folder / Path(where).name)
         try:
@@ -319,8 +319,9 @@ def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in _checked(numbers).items() if value is not None}
 
 
-def _package(name: str, title: str, function: str) -> Any:
+def _package(name: str) -> Any:
     """A package that a log needs, or the line that installs it."""
+    title, function = PACKAGES[name]
     try:
         package = import_module(name)
         getattr(package, function)  # which a folder of that name, such as the one that W&B makes, does not have

@@ -45,7 +45,7 @@ INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND, VGPU_ECC_NOT_SUPPORTED = 2,
 FREQUENCY_NOT_SUPPORTED, ARGUMENT_VERSION_MISMATCH, DEPRECATED = 24, 25, 26
 INSUFFICIENT_POWER, IRQ_ISSUE, GPU_NOT_FOUND = 8, 11, 28
 
-WORDS = MappingProxyType(
+FAILURE_WORDS = MappingProxyType(
     {
         INSUFFICIENT_POWER: "its power cables are not attached (fix: switch off and attach them)",
         GPU_IS_LOST: "it fell off the bus (fix: restart the machine; if it happens again, look at power and cooling)",
@@ -69,7 +69,7 @@ class Failed(Exception):
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.code: int | None = getattr(error, "value", None)
-        super().__init__(WORDS.get(self.code or 0) or str(error).strip() or type(error).__name__)
+        super().__init__(FAILURE_WORDS.get(self.code or 0) or str(error).strip() or type(error).__name__)
 
 
 class Unsupported(Failed):
@@ -115,7 +115,7 @@ class Library:
 
     def __init__(self, binding: Any = None) -> None:
         if binding is None:
-            import pynvml  # noqa: PLC0415  # a broken installation must not break `import hotloop.monitor`
+            import pynvml  # noqa: PLC0415  # it takes a while, and only who reads NVML needs it
 
             binding = pynvml
         self.binding = binding
@@ -185,8 +185,6 @@ class Nvml:
             for index in range(library.ask("nvmlDeviceGetCount")):
                 before = next((gpu for gpu in self._known.values() if gpu.index == index), None)
                 self._gpus.append(NvmlDevice(library.ask, index, before, self._clock))
-        except ImportError:
-            self._die("the package nvidia-ml-py is not installed (fix: `pip install nvidia-ml-py`)")
         except Failed as error:
             self._die(str(error))
         for known in (gpu.known for gpu in self._gpus):

@@ -32,12 +32,10 @@ class Sampler:
         binding: Any = None,
         people: People | None = None,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self._nvml = Nvml(binding, clock=clock)
         self._people = people or People()
         self._around = Around(clock=clock)
-        self._now = now
         self._lock = threading.Lock()  # one reading at a time, and no closing in the middle of one
 
     def read(self) -> Reading:
@@ -47,7 +45,7 @@ class Sampler:
             gpus, about_processes = self._with_names(seen)
             if about_processes is not None:
                 notes.append(about_processes)
-            return Reading(self._now(), host, gpus, self._nvml.driver, tuple(notes))
+            return Reading(time.time(), host, gpus, self._nvml.driver, tuple(notes))
 
     def close(self) -> None:
         """Give the driver's library back. A later reading opens it again."""

@@ -129,14 +129,10 @@ class Watching:
             return
         self._tally.add(reading, time.monotonic())
         self.latest, self._load = reading, self._tally.load()  # whole records change hands, so that nobody needs a lock
-        self._write(reading)
-
-    def _write(self, reading: Reading) -> None:
-        if self._logs.is_empty:
-            return
-        step = self._load.samples - 1 if self._step is None else self._step()
-        self._logs.write(scalars(reading, self._gpus), step=step, time=reading.time)
-        self._note_failures()
+        if not self._logs.is_empty:
+            step = self._load.samples - 1 if self._step is None else self._step()
+            self._logs.write(scalars(reading, self._gpus), step=step, time=reading.time)
+            self._note_failures()
 
     def _note_failures(self) -> None:
         """A full disk, a closed log: the training goes on without it."""

@@ -1,5 +1,6 @@
 """Numbers and foreign strings as people read them."""
 
+import math
 import re
 import textwrap
 import unicodedata
@@ -49,6 +50,21 @@ def count(n: float) -> str:
     ('1,234,567', '12.3')
     """
     return f"{n:,.0f}" if abs(n) >= 100 or n == int(n) else f"{n:.3g}"
+
+
+def metric(name: str, value: float | None) -> str:
+    """A metric's value; an accuracy between 0 and 1 in percent.
+
+    >>> metric("accuracy", 0.9931), metric("error", 0.25), metric("perplexity", 12345.6), metric("accuracy", None)
+    ('99.3%', '0.2500', '1.235e+04', 'unknown')
+    """
+    if value is None:
+        return "unknown"
+    if not math.isfinite(value):
+        return f"{value}"
+    if "accuracy" in name.lower() and 0 <= value <= 1:
+        return f"{value:.1%}"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.4g}"
 
 
 def plural(n: int, one: str, many: str | None = None) -> str:

@@ -9,7 +9,7 @@ from hotloop.printing.text import duration
 from hotloop.profiling.profile_record import HostWait, Profile, Recommendation
 
 NOTABLE = 0.1  # of the time: what takes less is not worth a sentence
-WORDS = {
+PART_WORDS = {
     "data": "waiting for data",
     "copies": "copying",
     "waits": "waiting for the device",
@@ -25,7 +25,7 @@ def part_words(name: str, device: str) -> str:
     >>> part_words("gaps", "cpu"), part_words("data", "cuda:0")
     ('Python between operations', 'waiting for data')
     """
-    return "Python between operations" if name == "gaps" and not has_kernels(device) else WORDS[name]
+    return "Python between operations" if name == "gaps" and not has_kernels(device) else PART_WORDS[name]
 
 
 def has_kernels(device: str) -> bool:

@@ -100,6 +100,11 @@ class OperationCall:
     seen: LoggedOperation | None = None  # the same operation in the step that was looked at
     inner: "OperationCall | None" = None  # the first inside it that is whole: what it was begun for
 
+    def add(self, *, seconds: float = 0.0, device: float = 0.0, waited: float = 0.0) -> None:
+        self.seconds = max(self.seconds + seconds, 0.0)
+        self.device += device
+        self.waited += waited
+
     @property
     def site(self) -> Site | None:
         """The line of the person's that asked for it."""
@@ -206,17 +211,17 @@ def _walk(
         calls = event.kind in ("wait", "call")
         if (event.kind == "operation" and not (cost and cost.whole)) or (event.kind == "wait" and cost is None):
             step = bisect_right(marks, event.start) - 1
-            around, cost = cost, OperationCall(event.name, phase, step, event.start, (phase, event.name) in known)
-            cost.seconds = 0.0 if calls else taken
-            if around is not None:
-                around.seconds = max(around.seconds - taken, 0.0)
+            if cost is not None:
+                cost.add(seconds=-taken)
+            is_whole = (phase, event.name) in known
+            cost = OperationCall(event.name, phase, step, event.start, is_whole, seconds=0.0 if calls else taken)
             if cost.whole:
                 _begin_for(cost, stack)
             yield cost
         if not calls:
             stack.append(_Open(event.end, phase, cost))
         elif cost is not None:
-            cost.waited += taken if event.kind == "wait" else 0.0
+            cost.add(waited=taken if event.kind == "wait" else 0.0)
             if event.correlation is not None:
                 asked[event.correlation] = cost
 
@@ -254,7 +259,7 @@ def _on_the_device(
                     cost = OperationCall(event.name, phase, step, event.start, whole=False)
                     alone.append(cost)
             if cost is not None:
-                cost.device += event.end - event.start
+                cost.add(device=event.end - event.start)
     return alone
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hotloop._torch import (
     DispatchMode,
@@ -64,8 +63,6 @@ class OperationLog(DispatchMode):
     def looking(self) -> Iterator["OperationLog"]:
         """Look at what runs inside the block, in this thread and in the backward passes that it asks for."""
         with ExitStack() as undo:
-            undo.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
-            undo.callback(register_optimizer_step_post_hook(self._end_update).remove)
             undo.enter_context(around(LoaderIterator, "__next__", self._load))
             for owner, call in self._backend.synchronizing():
                 undo.enter_context(before_each(owner, "synchronize", partial(self._ask, call)))
@@ -73,10 +70,11 @@ class OperationLog(DispatchMode):
             with self:
                 yield self
 
-    def _begin_update(self, *_: object) -> None:
+    def begin_update(self, *_: object) -> None:
+        """An optimizer's step begins. Its hooks cannot say so by themselves: a look may begin inside of one."""
         self._updating += 1
 
-    def _end_update(self, *_: object) -> None:
+    def end_update(self, *_: object) -> None:
         self._updating = max(self._updating - 1, 0)
 
     def __torch_dispatch__(

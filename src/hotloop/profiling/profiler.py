@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from hotloop._torch import LoaderIterator, has_compiled
@@ -83,8 +83,8 @@ class Profiler:
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
-        seen = register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizers.add(optimizer))
-        self._undo.callback(seen.remove)
+        self._undo.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
+        self._undo.callback(register_optimizer_step_post_hook(self._end_update).remove)
         self._undo.enter_context(around(DataLoader, "__iter__", self._noting_epochs))
         self._undo.enter_context(after_each(LoaderIterator, "__next__", self._see_batch))
         self._undo.callback(self._course.close)  # ends what is under way
@@ -210,7 +210,7 @@ class Profiler:
 
     def _noting_epochs(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:
-            in_memory = is_constant(loader.dataset)
+            in_memory = is_constant(loader.dataset) or _is_list_of_tensors(loader.dataset)
             self._loading = replace(self._loading, workers=loader.num_workers, in_memory=in_memory)
             with record_function(EPOCH):
                 return original(loader)
@@ -220,6 +220,23 @@ class Profiler:
     def _see_batch(self, batch: Any, _: Any) -> None:
         if not self._loading.batch_bytes:
             self._loading = replace(self._loading, batch_bytes=bytes_in(batch))
+
+    def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._optimizers.add(optimizer)
+        if self._look is not None:
+            self._look.begin_update()
+
+    def _end_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._look is not None:
+            self._look.end_update()
+
+
+def _is_list_of_tensors(dataset: Any) -> bool:
+    """Whether a dataset is a plain list of tensors, or of tuples of them."""
+    if not isinstance(dataset, list | tuple) or not dataset:
+        return False
+    first = dataset[0]
+    return all(isinstance(each, torch.Tensor) for each in (first if isinstance(first, list | tuple) else (first,)))
 
 
 def settled(times: Sequence[float]) -> bool:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from hotloop.printing import markup
-from hotloop.printing.text import count, duration, plural, printable, size
+from hotloop.printing.text import count, duration, metric, plural, printable, size
 
 MOST_ROWS = 50  # epochs that a notebook shows
 _AS_THEY_ARE = (int, str, bool)  # in JSON
@@ -138,15 +138,21 @@ class Epoch(Record):
         return of_training | {f"validation {name}": value for name, value in self.metrics.items()}
 
 
-def epochs_table(epochs: Sequence[Epoch]) -> str:
-    """Epochs below one another, as a notebook shows them."""
+def epoch_rows(epochs: Sequence[Epoch]) -> list[list[str]]:
+    """The table of epochs, its header first."""
     names = list(dict.fromkeys(name for epoch in epochs for name in epoch.scores))
-    rows = []
+    rows = [["epoch", "loss", *names, "items/s", "time"]]
     for epoch in epochs:
-        scores = (f"{epoch.scores[name]:.4g}" if name in epoch.scores else "" for name in names)
-        speed, spent = count(epoch.items_per_second), duration(epoch.seconds)
-        rows.append([str(epoch.number), f"{epoch.loss:.4g}", *scores, speed, spent])
-    return markup.table(rows, ["epoch", "loss", *names, "items/s", "time"], words=())
+        scores = (metric(name, epoch.scores.get(name)) for name in names)
+        speed = count(epoch.items_per_second) if epoch.seconds > 0 else "unknown"
+        rows.append([str(epoch.number), metric("loss", epoch.loss), *scores, speed, duration(epoch.seconds)])
+    return rows
+
+
+def epochs_table(epochs: Sequence[Epoch]) -> str:
+    """The same as a notebook shows it."""
+    header, *rows = epoch_rows(epochs)
+    return markup.table(rows, header, words=())
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.errors import BadArgument, OutputError
-from hotloop.printing.text import count, duration, printable, shorten, size
+from hotloop.printing.text import count, duration, metric, printable, shorten, size
 from hotloop.records import Record
-from hotloop.records.files import cannot_write, finite, write_whole
-from hotloop.report.words import DASH, metric, times, when
+from hotloop.records.files import cannot_write, write_json, write_whole
+from hotloop.report.words import DASH, times, when
 
 RUNS = Path("runs")
 PAGE, DATA = "report.html", "report.json"
@@ -70,8 +70,8 @@ class RunFolder:
         write_whole(self.path / name, data, sync=False)
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
-        """Write one file of strict JSON, in which a number that is not finite is unknown: null."""
-        self.write(name, json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
+        self.written.append(self.path / name)
+        write_json(self.path / name, data, sync=False)
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.panel import Panel
 
-from hotloop.printing.text import count, duration, plural, size
-from hotloop.records import Epoch, Report
+from hotloop.printing.text import count, duration, metric, plural, size
+from hotloop.records import Epoch, Report, epoch_rows
 from hotloop.report.document import Block, Document, Drawing, Fact, Facts, Gallery, Table, Words, panel
 from hotloop.report.runs import Run
-from hotloop.report.words import UNKNOWN, metric, when
+from hotloop.report.words import UNKNOWN, when
 
 
 def page(
@@ -29,7 +29,7 @@ def page(
     for name, report in trainings.items():
         of = f": {name}" if name else ""
         blocks.append(Drawing(f"How it learned{of}", report.picture()))
-        header, *rows = epoch_rows(report)
+        header, *rows = epoch_rows(report.epochs)
         if rows:
             blocks.append(Table(f"Epochs{of}", header, rows))
         blocks += [Facts("Where the time went", timings(report)), Facts("What ran", setting(report))]
@@ -167,13 +167,3 @@ def energy(joules: float) -> str:
 def last_scored(report: Report) -> Epoch | None:
     """The last epoch that was evaluated."""
     return next((epoch for epoch in reversed(report.epochs) if epoch.metrics), None)
-
-
-def epoch_rows(report: Report) -> Iterator[list[str]]:
-    """The table of epochs, its header first."""
-    names = list(dict.fromkeys(name for epoch in report.epochs for name in epoch.scores))
-    yield ["epoch", "loss", *names, "items/s", "time"]
-    for epoch in report.epochs:
-        scores = (metric(name, epoch.scores.get(name)) for name in names)
-        speed = count(epoch.items_per_second) if epoch.seconds > 0 else UNKNOWN
-        yield [str(epoch.number), metric("loss", epoch.loss), *scores, speed, duration(epoch.seconds)]

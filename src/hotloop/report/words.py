@@ -1,4 +1,4 @@
-"""What pages and tables say in one way: values that are unknown, metrics, ratios, dates."""
+"""What pages and tables say in one way: values that are unknown, ratios, dates."""
 
 import math
 from datetime import datetime
@@ -6,19 +6,6 @@ from datetime import datetime
 UNKNOWN = "unknown"
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"  # in place of what was not timed
-
-
-def metric(name: str, value: float | None) -> str:
-    """A metric's value; an accuracy between 0 and 1 in percent.
-
-    >>> metric("accuracy", 0.9931), metric("error", 0.25), metric("perplexity", 12345.6), metric("accuracy", None)
-    ('99.3%', '0.2500', '1.235e+04', 'unknown')
-    """
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    if "accuracy" in name.lower() and 0 <= value <= 1:
-        return f"{value:.1%}"
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.4g}"
 
 
 def times(ratio: float | None) -> str:

@@ -1,8 +1,11 @@
 """Memory and time of a loop's real steps, all undone afterwards."""
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hotloop.memory.usage import Holdings, Usage, holdings, usage
 from hotloop.plan import Plan
@@ -46,7 +49,10 @@ def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
     with scratch(subject, {}, batch=batch) as steps, steps.eager_step(plain) as step:
         step(batch)  # in which the optimizers allocate what they keep
         log = OperationLog(subject.device, lambda: subject.optimizers)
-        with log.looking():
+        with ExitStack() as undo:
+            undo.callback(register_optimizer_step_pre_hook(log.begin_update).remove)
+            undo.callback(register_optimizer_step_post_hook(log.end_update).remove)
+            undo.enter_context(log.looking())
             step(batch)  # which is looked at operation by operation
         return Memory(now, held, log.memory.samples())
 

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hotloop.apps.sprites.verb_parts import Seed
 from hotloop.cli.help import Verb
-from hotloop.cli.options import INTERRUPTED, Device, Json, NewFolder, Seed
+from hotloop.cli.options import INTERRUPTED, Device, Json, NewFolder
 from hotloop.cli.output import console, print_json, say, show_files
 
 if TYPE_CHECKING:

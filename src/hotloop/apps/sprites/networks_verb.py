@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from hotloop.apps.sprites.verb_parts import Seed, counting
 from hotloop.cli.help import Verb
-from hotloop.cli.options import INTERRUPTED, Device, Json, Report, Seed
-from hotloop.cli.output import console, counting, keep_training, must_be_writable, print_json, say
+from hotloop.cli.options import INTERRUPTED, Device, Json, Report
+from hotloop.cli.output import console, keep_training, must_be_writable, print_json, say
 from hotloop.errors import BadArgument
 from hotloop.printing.text import count, duration, plural, printable
 

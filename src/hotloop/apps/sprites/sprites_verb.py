@@ -9,9 +9,10 @@ import typer
 
 from hotloop.apps.sprites.networks_verb import Classes, Data, Scale
 from hotloop.apps.sprites.networks_verb import app as networks
+from hotloop.apps.sprites.verb_parts import Seed, counting
 from hotloop.cli.help import Verb, Verbs
-from hotloop.cli.options import Json, Seed
-from hotloop.cli.output import console, counting, must_be_writable, print_json, say
+from hotloop.cli.options import Json
+from hotloop.cli.output import console, must_be_writable, print_json, say
 from hotloop.errors import BadArgument
 from hotloop.printing.text import count, duration
 
