@@ -5,9 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from jinja2 import Environment, StrictUndefined, Template
 from rich import box
 from rich.console import Group
 from rich.panel import Panel
@@ -15,6 +14,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from hotloop.printing.text import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,10 @@ def panel(facts: Sequence[Fact], title: str, *, stopped: str | None = None) -> P
 
 
 @cache
-def _template() -> Template:
+def _template() -> "Template":
     """Compiled once: that takes longer than filling it in."""
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415  # a verb that writes no page does without
+
     source = files("hotloop.report").joinpath("document.html.j2").read_text(encoding="utf-8")
     # Past the extension rule of `select_autoescape`: everything here is HTML, so everything is escaped.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -56,7 +56,7 @@ def write_report(folder: Path, report: Report, name: str) -> None:
 
     Foreign files stay, and one that cannot be written is a warning: the run is worth more.
     """
-    from hotloop.report.runs import DATA, PAGE, read_run  # noqa: PLC0415  # jinja2 is loaded with it
+    from hotloop.report.runs import DATA, PAGE, read_run  # noqa: PLC0415  # rich is loaded with it
     from hotloop.report.training_page import page, run_of  # noqa: PLC0415
 
     try:
