@@ -1,12 +1,10 @@
 """A person's script, run with its training steps noticed, and ended when there were enough of them."""
 
-import importlib.machinery
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -57,12 +55,9 @@ class ScriptSteps:
         return self._rounds.calls
 
     def run(
-        self, target: str, arguments: Sequence[str], *, module: bool = False, sources: Mapping[str, str] | None = None
+        self, target: str, arguments: Sequence[str], *, module: bool = False, source: str | None = None
     ) -> BaseException | None:
-        """Run it; what ended it, or None where it came to its end or was told to end.
-
-        `sources` are run in place of what files hold, by their absolute paths.
-        """
+        """Run it, or `source` in its place; what ended it, or None where it came to its end or was told to end."""
         with ExitStack() as undo:
             undo.callback(register_optimizer_step_pre_hook(self._left_to_optimizer).remove)
             undo.callback(register_optimizer_step_post_hook(self._updated).remove)
@@ -71,12 +66,8 @@ class ScriptSteps:
             undo.enter_context(after_each(torch.cuda.CUDAGraph, "capture_end", self._captured_by))
             undo.enter_context(after_each(torch.cuda.CUDAGraph, "replay", self._replayed))
             undo.enter_context(self._noticing).enter_context(noticing(self._by_hand, self._trained))
-            if sources:
-                undo.enter_context(_in_place_of_files(sources))
             try:
-                run_as_main(
-                    target, arguments, module=module, source=None if module else (sources or {}).get(_path_of(target))
-                )
+                run_as_main(target, arguments, module=module, source=source)
                 self._by_hand.finish()
             except Enough:
                 return None
@@ -328,26 +319,3 @@ def before_backward(see: Callable[..., None]) -> Iterator[None]:
     """For a while, `see` gets the arguments of every backward pass, before it runs."""
     with before_each(torch.autograd, "backward", see), before_each(torch.autograd, "grad", see):
         yield
-
-
-@contextmanager
-def _in_place_of_files(sources: Mapping[str, str]) -> Iterator[None]:
-    """Modules that are imported from these files run these sources."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
-            path = _path_of(loader.get_filename(name))
-            if path in sources:
-                return compile(sources[path], path, "exec", dont_inherit=True)
-            found: CodeType | None = original(loader, name)
-            return found
-
-        return get_code
-
-    with around(importlib.machinery.SourceFileLoader, "get_code", make):
-        yield
-
-
-def _path_of(file: str) -> str:
-    return os.path.realpath(file)

@@ -3,10 +3,17 @@
 Run as a program (`python -m hotloop.apps.doctor.examined_script`), so that each turn has a process of its own.
 """
 
+import importlib.machinery
+import os
 import random
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +24,7 @@ from hotloop.records import Record
 from hotloop.scripts.as_main import shown_without
 from hotloop.scripts.exchange import FAILED, INTERRUPTED, Exchange
 from hotloop.scripts.kept_files import FilesAside
-from hotloop.scripts.training_steps import ScriptSteps
+from hotloop.scripts.training_steps import ScriptSteps, around
 
 SEED = 0  # so that two turns of a script that sets no seed can be compared
 _HERE = str(Path(__file__).parents[2])
@@ -65,15 +72,35 @@ def run(exchange: Exchange) -> int:
     else:
         home = Path.cwd() if request.module else Path(request.target).resolve().parent
         watch = TimedSteps(request.warmup, request.steps) if request.steps else ScriptLook(request.seconds, home)
-    script = ScriptSteps(stepped)
-    with watch.watching():
-        ending = script.run(request.target, request.arguments, module=request.module, sources=request.sources)
+    script, sources = ScriptSteps(stepped), request.sources or {}
+    source = None if request.module else sources.get(os.path.realpath(request.target))
+    with watch.watching(), _in_place_of_files(sources):
+        ending = script.run(request.target, request.arguments, module=request.module, source=source)
     sys.stdout.flush()
     error = _error(ending)
     if not script.is_ended:
         answer = watch.answer(has_ended=True)
         exchange.answer({**answer, "error": error or answer.get("error")})
     return INTERRUPTED if isinstance(ending, KeyboardInterrupt) else FAILED if error else 0
+
+
+@contextmanager
+def _in_place_of_files(sources: Mapping[str, str]) -> Iterator[None]:
+    """Modules that are imported from these files run these sources."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
+            path = os.path.realpath(loader.get_filename(name))
+            if path in sources:
+                return compile(sources[path], path, "exec", dont_inherit=True)
+            found: CodeType | None = original(loader, name)
+            return found
+
+        return get_code
+
+    with around(importlib.machinery.SourceFileLoader, "get_code", make):
+        yield
 
 
 def _error(ending: BaseException | None) -> str | None:
