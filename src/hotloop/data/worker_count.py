@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from hotloop._torch import sparse_parts
 from hotloop.data.samplers import has_known_sampler
 from hotloop.device.machine import usable_cores
+from hotloop.memory.storages import storages_of
 from hotloop.monitor.main_memory import machine_memory
 from hotloop.printing.text import an, duration, plural, size
 from hotloop.values.tree import tensors_in
@@ -50,7 +49,9 @@ class LoadingLimits:
 
 def bytes_in(batch: object) -> int:
     """The bytes of the tensors of a batch."""
-    return sum(_bytes_of(tensor) for _, tensor in tensors_in(batch))
+    tensors = [tensor for _, tensor in tensors_in(batch)]
+    sparse = [storage.nbytes() for t in tensors if t.layout != torch.strided for storage in storages_of(t)]
+    return sum(sparse) + sum(tensor.nbytes for tensor in tensors if tensor.layout == torch.strided)
 
 
 def why_workers_stay(loader: object) -> str | None:
@@ -125,15 +126,6 @@ def workers_for(
     if number == needed:
         return WorkersAdvice(number, factor, f"{why}{plural(number, 'worker')} keep up")
     return WorkersAdvice(number, factor, f"{why}{needed} workers would keep up, {number} is the most: {bound}")
-
-
-def _bytes_of(tensor: Tensor) -> int:
-    """The bytes of a tensor; a sparse one refuses `nbytes`, and has those of its parts."""
-    if tensor.layout == torch.sparse_coo:
-        return sum(part.nbytes for part in sparse_parts(tensor))
-    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        return 2 * tensor.values().nbytes  # about as much again for the indices
-    return tensor.nbytes
 
 
 def _within(limits: LoadingLimits, needed: int, now: int, factor: int, batch_bytes: int) -> tuple[int, int, str]:

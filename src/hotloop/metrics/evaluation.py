@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, Self, TypeGuard
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from hotloop.objective.objectives import (
     shapes_in,
 )
 from hotloop.objective.objectives import predict as predict_by_convention
-from hotloop.objective.reductions import ClassCounts, Denominators, Number, class_count
+from hotloop.objective.reductions import ClassCounts, Denominators, Number
 from hotloop.objective.weighing import SHAPES, Weighing
 from hotloop.placement.placing import resolve
 from hotloop.plan import Plan, Split
@@ -123,7 +123,8 @@ class Evaluation:
         if self._goal != (loss, objective):
             self._goal, self._ways = (loss, objective), {}
             self._weighing = Weighing(self._split, sums=not averages(loss))
-            self._weighing.calls.roots = lambda: {"model": self._model, "loss": loss, "objective": objective}
+            if type(loss).__module__ != nn.CrossEntropyLoss.__module__:  # PyTorch's own losses change nothing
+                self._weighing.calls.roots = lambda: {"model": self._model, "loss": loss, "objective": objective}
         tally = _Tally(metrics or {}, loss, self._device, self._weighing, self._ways)
         # The person's own loader, with its own workers, unless `fit` keeps a stream of it between evaluations.
         batches = loader if isinstance(loader, Stream) else Stream(loader, self._device, origins=False)
@@ -434,13 +435,10 @@ class _Tally:
             else:
                 self._add_values(name, values.to(self._zero.device), items)
         if self._compare is not None:
-            output, key = logits_of(output), None
-            if isinstance(output, Tensor) and isinstance(target, Tensor):  # anything else may hide what decides
-                if _is_mean_over_classes(self._loss, target):
-                    self._add("loss", self._compare(output, target), _classes_counted(self._loss, output, target))
-                    return
-                key = ("loss", output.shape, target.shape)
-            self.add_losses((output, target), items, key, _criterion_of_pair(self._compare), self._nothing)
+            output, compare = logits_of(output), self._compare
+            are_tensors = isinstance(output, Tensor) and isinstance(target, Tensor)  # else they may hide what decides
+            key = ("loss", output.shape, target.shape) if are_tensors else None
+            self.add_losses((output, target), items, key, lambda _, pair: compare(*pair), self._nothing)
 
     def add_losses(self, batch: Any, items: int, key: Any, objective: Objective, model: nn.Module) -> None:
         """Add the losses of a batch, weighed as those of the same `key`, not None, were, or as a comparison shows."""
@@ -533,7 +531,9 @@ class _Tally:
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
         last = next(reversed(self._ways.values()), None)
         for losses, counts, items in self._untold:
-            self._add_weighed(losses, counts, items, last or self._weighing.default_ways(losses, counts, items))
+            ways = last or self._weighing.ways(losses, counts, None, items, None, {})
+            assert ways is not None
+            self._add_weighed(losses, counts, items, ways)
         self._add_fresh()
         if ranks is not None:
             self._add_up(ranks)
@@ -565,25 +565,6 @@ class _Tally:
         for metric in self._stateful.values():
             if getattr(metric, "process_group", self) is None:
                 metric.process_group = ranks.group  # type: ignore[attr-defined]  # of torchmetrics, which add up themselves
-
-
-def _criterion_of_pair(criterion: Callable[[Any, Any], Tensor]) -> Objective:
-    """A criterion as an objective whose batch is the output and the target."""
-    return lambda _, pair: criterion(*pair)
-
-
-def _is_mean_over_classes(loss: object, target: Tensor) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
-    """Whether a criterion is one of PyTorch's whose count is known without watching it."""
-    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or type(loss) not in (nn.CrossEntropyLoss, nn.NLLLoss):
-        return False
-    return loss.reduction == "mean" and not target.is_floating_point()
-
-
-def _classes_counted(loss: nn.CrossEntropyLoss | nn.NLLLoss, output: Tensor, target: Tensor) -> Tensor:
-    """What such a loss is the mean over."""
-    count = class_count(output, target, loss.weight, ignore_index=loss.ignore_index)
-    assert count is not None
-    return count
 
 
 def _refused(name: str, metric: Metric, output: Any, target: Any, error: Exception) -> BatchError:

@@ -16,7 +16,7 @@ from hotloop.errors import HotloopError
 from hotloop.memory.micro_batches import bounds, part_of
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.objective.objectives import Losses, Objective, logits_of, losses_of, predict, uniform
-from hotloop.objective.reductions import A_SUM, ClassCounts, Denominators, eager
+from hotloop.objective.reductions import ClassCounts, Denominators, eager
 from hotloop.plan import Split
 from hotloop.printing.text import error_in_a_line
 from hotloop.values.rng import draw, host_rngs, same_state
@@ -63,10 +63,10 @@ class Verdict:
 
 
 def way_of_pytorch(counts: Denominators, loss: Tensor, items: int) -> PartWeight | None:
-    """The way of a loss that is one of PyTorch's; None for any other."""
+    """The way of a loss that is a mean of PyTorch's; None for any other."""
     place = counts.place_of(loss)
-    if place is None or place == A_SUM:
-        return None if place is None else SUM
+    if place is None:
+        return None
     count, items = counts.counts[place], max(items, 1)
     if not count.by_values:
         return PartWeight("items", ratio=float(count.value) / items)

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from hotloop._torch import compiler_is_loaded
 
 Number = int | float | Tensor
-A_SUM = -1  # in the place of a count
 NEGLIGIBLE = 1e-3  # what is added to a count to keep it from 0
 
 
@@ -89,7 +88,7 @@ class Denominators(TorchFunctionMode):
         super().__init__()
         self.counts: list[Denominator] = []
         # By their ids, and with themselves, so that no other tensor gets the id.
-        self._losses: dict[int, tuple[Tensor, int]] = {}  # PyTorch's → the place of its count, or `A_SUM`
+        self._losses: dict[int, tuple[Tensor, int]] = {}  # PyTorch's → the place of its count
         self._bare: dict[int, tuple[Tensor, Tensor | None]] = {}  # counts with a guard → without; None: no count
         self._read: list[float] = []  # numbers that were read into Python
         self._by_values = False  # whether values have decided the shape of something
@@ -99,7 +98,7 @@ class Denominators(TorchFunctionMode):
         self._losses.clear()
 
     def place_of(self, loss: Any) -> int | None:
-        """The place of the count of a loss that is PyTorch's own, `A_SUM` for one that sums; None for any other."""
+        """The place of the count of a mean that is PyTorch's own; None for any other loss."""
         return self._losses.get(id(loss), (loss, None))[1]
 
     def value_at(self, place: int) -> Number | None:
@@ -128,12 +127,9 @@ class Denominators(TorchFunctionMode):
             self._note(count, size=max(given["target"].numel(), 1), of=result)
             return result
         result = func(*args, **kwargs)
+        how = given.get("reduction", "mean")
         is_legacy = any(given.get(name) is not None for name in ("size_average", "reduce"))
-        if not isinstance(result, Tensor) or result.dim() or is_legacy:
-            return result
-        if (how := given.get("reduction", "mean")) == "sum":
-            self._losses[id(result)] = (result, A_SUM)
-        else:
+        if isinstance(result, Tensor) and not result.dim() and how != "sum" and not is_legacy:
             size = len(given["input"]) if how == "batchmean" else _SIZES[func.__name__](given)
             self._note(size, by_values=self._by_values or isinstance(size, Tensor), of=result)
         return result

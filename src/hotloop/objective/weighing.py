@@ -137,7 +137,7 @@ class Weighing:
             return Verdict(self._default)
         verdicts, shapes = self._known[name].verdicts, shapes_in(batch)
         alike = [verdict for (other, _), verdict in verdicts.items() if other == shapes]
-        return (alike or [*verdicts.values()] or [Verdict()])[-1]
+        return [Verdict(), *verdicts.values(), *alike][-1]
 
     def _compared(
         self, known: _Known, key: Any, probe: Probe, batch: Any, items: int, size: int | None
@@ -277,15 +277,10 @@ class Weighing:
             if not last and any(each.is_open and not found.whole.losses[name] for name, each in verdicts.items()):
                 return None
             return {name: each.way or ITEMS for name, each in verdicts.items()}
-        if last or items == 1:
+        if last or (items == 1 and probe is not None):
             return last or None
         self._tell_of_unknown(counts, items)
         return {name: way or self._default for name, way in own.items()}
-
-    def default_ways(self, losses: Losses, counts: Denominators, items: int) -> Mapping[str, PartWeight]:
-        """The ways of losses that nothing has told."""
-        self._tell_of_unknown(counts, items)
-        return dict.fromkeys(losses.parts, self._default)
 
     def _tell_of_unknown(self, counts: Denominators, items: int) -> None:
         if items > 1 or any(count.by_values for count in counts.counts):  # else all ways weigh the same
