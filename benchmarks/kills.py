@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from harness.about import facts
-from hotloop.checkpoint.tree import pack
+from hotloop.checkpoint.codec import pack
 from hotloop.records.files import write_json
 
 BATCHES = 16  # of an epoch

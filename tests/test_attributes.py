@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hotloop.checkpoint.tree import pack, unpack
+from hotloop.checkpoint.codec import pack, unpack
 from hotloop.values.attributes import LOST, Restoring, ValueSnapshot, devices_of, moved, plain
 from hotloop.values.reach import look
 from hotloop.values.snapshot import PassSnapshot

@@ -15,13 +15,13 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hotloop.checkpoint.codec import pack
 from hotloop.checkpoint.damage import CheckpointWarning, DamagedCheckpoint
 from hotloop.checkpoint.reader import load
 from hotloop.checkpoint.shards import ShardEntry, Team, received, starts_of, write_shard
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import Sum, Sums, shard_name
 from hotloop.checkpoint.tensorfile import HostSource, in_file_order
-from hotloop.checkpoint.tree import pack
 from hotloop.checkpoint.weights import export_weights
 from hotloop.checkpoint.writer import Writer
 from hotloop.errors import OutputError

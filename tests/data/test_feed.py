@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.checkpoint.tree import pack
+from hotloop.checkpoint.codec import pack
 from hotloop.data import Stream
 
 

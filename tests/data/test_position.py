@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 from hotloop import stream
-from hotloop.checkpoint.tree import pack, unpack
+from hotloop.checkpoint.codec import pack, unpack
 from hotloop.data import Stream
 from hotloop.data.epochs import POSITION_FORMAT, Position
 from hotloop.data.loader_rng import LoaderRngState

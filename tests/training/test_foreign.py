@@ -15,11 +15,11 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+from hotloop.checkpoint.codec import pack
 from hotloop.checkpoint.damage import DamagedCheckpoint
 from hotloop.checkpoint.reader import load
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.tensorfile import HostSource, in_file_order
-from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, BatchError, LossNotFinite
 
 from ..thorough import tries

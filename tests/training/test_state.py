@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, Se
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hotloop import Loop, Plan, Report
+from hotloop.checkpoint.codec import pack
 from hotloop.checkpoint.damage import CheckpointWarning
-from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.training.display import Display
 

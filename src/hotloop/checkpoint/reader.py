@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hotloop.checkpoint.codec import unpack
 from hotloop.checkpoint.damage import DamagedCheckpoint
 from hotloop.checkpoint.folders import opened
 from hotloop.checkpoint.shards import Assembly, Team, shards_in
 from hotloop.checkpoint.sums import LONGEST_FILE, STATE, SUMS, TENSORS, Sums
-from hotloop.checkpoint.tree import unpack
 from hotloop.errors import BadArgument
 from hotloop.printing.text import printable
 

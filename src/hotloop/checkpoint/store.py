@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.checkpoint import folders
+from hotloop.checkpoint.codec import pack
 from hotloop.checkpoint.damage import CheckpointWarning, DamagedCheckpoint
 from hotloop.checkpoint.reader import LARGEST_STATE, Checkpoint, read_checkpoint, read_sums
 from hotloop.checkpoint.shards import Team
 from hotloop.checkpoint.sums import STATE, SUMS, TENSORS, Sum, Sums
 from hotloop.checkpoint.tensorfile import HostSource, Source, in_file_order, write_tensors
-from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, OutputError
 from hotloop.printing.text import printable, shorten, size
 

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from hotloop.checkpoint.codec import pack, pack_sharded
 from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.host_copies import Snapshots
 from hotloop.checkpoint.shards import Team, received, write_shard
 from hotloop.checkpoint.store import Store, as_score, as_step
 from hotloop.checkpoint.tensorfile import Source
-from hotloop.checkpoint.tree import pack, pack_sharded
 from hotloop.errors import BadArgument, HotloopError, OutputError
 from hotloop.printing.text import printable
 

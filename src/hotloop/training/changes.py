@@ -31,8 +31,8 @@ from hotloop._torch import (
     gradient_hooks,
     parameters_of,
 )
+from hotloop.checkpoint.codec import pack
 from hotloop.checkpoint.damage import unusable
-from hotloop.checkpoint.tree import pack
 from hotloop.data.loader_rng import is_stateful
 from hotloop.data.origin import owner_of
 from hotloop.training.checks import check_sharing, is_state_of_generator, require

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import DistStoreError
 
-from hotloop.checkpoint.tree import pack
+from hotloop.checkpoint.codec import pack
 from hotloop.data.samplers import generators_of, is_even, is_filler, shared
 from hotloop.data.streams import Stream
 from hotloop.device import Choice

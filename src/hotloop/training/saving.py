@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from hotloop.checkpoint.codec import pack, pack_sharded
 from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.folders import FolderLock, InUse
 from hotloop.checkpoint.reader import Checkpoint, read_checkpoint, read_sums
 from hotloop.checkpoint.shards import Team
 from hotloop.checkpoint.store import Store
-from hotloop.checkpoint.tree import pack, pack_sharded
 from hotloop.checkpoint.writer import Writer
 from hotloop.errors import BadArgument, OutputError
 from hotloop.printing.text import printable

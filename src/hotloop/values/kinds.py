@@ -16,8 +16,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 NUMBERS = (bool, int, float, complex)
-WORDS = (NoneType, *NUMBERS, str, bytes, torch.Size, torch.dtype, torch.device)
-WORD_KINDS = frozenset(WORDS)
+WORD_TYPES = (NoneType, *NUMBERS, str, bytes, torch.Size, torch.dtype, torch.device)
+WORD_KINDS = frozenset(WORD_TYPES)
 KEYS = (NoneType, bool, int, float, str, bytes)  # of dicts and sets, and tuples of them
 SEQUENCES = (list, tuple, deque)
 SETS = (set, frozenset)
@@ -46,7 +46,7 @@ def _has_parts(kind: type) -> bool:
 
 NESTED = Kinds(_has_parts)
 CONTAINERS = Kinds(lambda kind: issubclass(kind, FILLABLE))
-_HELD = Kinds(lambda kind: issubclass(kind, (*WORDS, np.generic, tuple, frozenset, *FILLABLE)))
+HELD = Kinds(lambda kind: issubclass(kind, (*WORD_TYPES, np.generic, tuple, frozenset, *FILLABLE)))
 
 
 def is_restored(value: object) -> bool:
@@ -55,7 +55,7 @@ def is_restored(value: object) -> bool:
     What is in a container and not plain is held, and not copied.
     """
     kind = type(value)
-    return _HELD[kind] or (kind is Tensor and has_values(value)) or is_plain_array(value)
+    return HELD[kind] or (kind is Tensor and has_values(value)) or is_plain_array(value)
 
 
 def is_plain_number(value: object) -> bool:

@@ -52,7 +52,7 @@ from hotloop._torch import (
 from hotloop.placement.sites import is_users_file
 from hotloop.values.attributes import HOOKS_INSTALLED
 from hotloop.values.code import digest_of, names_in
-from hotloop.values.kinds import WORDS, is_restored
+from hotloop.values.kinds import WORD_TYPES, is_restored
 from hotloop.values.rng import Generator, Rng, with_arrays
 from hotloop.values.tree import leaves
 
@@ -66,7 +66,7 @@ MOST_COMPARED = 100_000  # that a full look compares, in 15 to 80 ms: more would
 OBJECT = 50  # entries in the time of which an object or an array is compared
 MOST_ARRAY_BYTES = 256 << 20  # bytes of arrays, of which the sum takes 15 ms
 _PARTS = re.compile(r"[.\[<]")  # where in a path that of a part begins
-_WORDS = (*WORDS, torch.memory_format, type(...))
+_WORDS = (*WORD_TYPES, torch.memory_format, type(...))
 _KINDS = frozenset(_WORDS)
 _VALUES = (Number, np.generic, date, timedelta)  # kinds of values that nothing changes in place
 _MEMORY = (bytearray, memoryview, array, mmap, ctypes.c_int.__mro__[-2])  # bytes that are changed in place
@@ -282,7 +282,7 @@ def restored_by_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimiz
             return name in _OF_OPTIMIZERS and (name != "state" or id(owner) in known)
         if id(owner) not in known:
             return False
-        return name in (PARAMETERS, BUFFERS) or isinstance(value, (*WORDS, Tensor)) or installed_once(name, value)
+        return name in (PARAMETERS, BUFFERS) or isinstance(value, (*WORD_TYPES, Tensor)) or installed_once(name, value)
 
     return skip
 

@@ -3,7 +3,9 @@
 OOM retry, trials, captures, evaluation and guarded optimizer steps use it; they differ in what they note, and where.
 """
 
+import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import is_dataclass
 from operator import is_
@@ -27,7 +29,18 @@ from hotloop.errors import MemoryWarning
 from hotloop.memory.oom import is_out_of_memory, surely
 from hotloop.printing.text import shorten
 from hotloop.values.attributes import HOOKS_INSTALLED
-from hotloop.values.kinds import CONTAINERS, WORDS, Kinds, has_values, is_plain_array, is_plain_tensor, is_restored
+from hotloop.values.kinds import (
+    CONTAINERS,
+    HELD,
+    ROOM,
+    WORD_KINDS,
+    WORD_TYPES,
+    Kinds,
+    has_values,
+    is_plain_array,
+    is_plain_tensor,
+    is_restored,
+)
 from hotloop.values.rng import Generator, Rng, quick_rng, rngs_of, same_state
 from hotloop.values.tree import changeable_in, leaves
 
@@ -172,14 +185,24 @@ class _OptimizerState:
 class _Contents:
     """What the containers in some values hold, and the values of the tensors and arrays in them."""
 
-    def __init__(self, values: Sequence[Any], copies: Callable[[Any], bool], device: torch.device = _HOST) -> None:
-        """`copies`: whether a tensor or an array is copied."""
-        self._values, self._copies, self._device = values, copies, device
+    def __init__(
+        self,
+        values: Sequence[Any],
+        copies: Callable[[Any], bool],
+        device: torch.device = _HOST,
+        room: float = math.inf,
+    ) -> None:
+        """`copies`: whether a tensor or an array is copied; `room`: bytes of those in a container."""
+        self._values, self._copies, self._device, self._room = values, copies, device, room
         self.take()
 
     def take(self) -> None:
         inside = [(part, number) for number, value in enumerate(self._values) for part in changeable_in(value)]
         copied = [(part, number) for part, number in inside if not CONTAINERS[type(part)] and self._copies(part)]
+        bytes_of: Counter[int] = Counter()
+        for part, number in copied:
+            bytes_of[number] += part.nbytes if part is not self._values[number] else 0
+        copied = [(part, number) for part, number in copied if bytes_of[number] <= self._room]
         copies = surely(lambda: [_copy_of(part) for part, _ in copied], self._device)
         self._containers = [(part, held_by(part), number) for part, number in inside if CONTAINERS[type(part)]]
         pairs = zip(copied, copies, strict=True)
@@ -201,6 +224,9 @@ class _Contents:
                     part.copy_(copy)
                 elif _is_written(part, copy, version):  # else it may be read-only
                     part[...] = copy
+
+
+_NOTHING = _Contents([], bool)
 
 
 class _Values:
@@ -309,13 +335,15 @@ class _RngState:
 class _Attributes:
     """What a table of attributes or settings holds: words, containers, tensors and arrays."""
 
-    def __init__(self, table: dict[str, Any], name: str = "") -> None:
-        self.table, self.name = table, name
+    def __init__(self, table: dict[str, Any], device: torch.device, name: str = "") -> None:
+        self.table, self.name, self._device = table, name, device
         self.take()
 
     def take(self) -> None:
         self._values = _own_values(self.table)
-        self._contents = _Contents([*self._values.values()], _has_plain_values)
+        inside = {name: value for name, value in self._values.items() if not _is_fixed(value)}  # few have any
+        self._names = list(inside)
+        self._contents = _Contents([*inside.values()], _has_plain_values, self._device, ROOM) if inside else _NOTHING
 
     def changed(self) -> list[str]:
         """Names of attributes that are no longer what they were."""
@@ -323,8 +351,7 @@ class _Attributes:
         other: Iterable[str] = ()
         if now.keys() != before.keys() or not all(map(is_, now.values(), before.values())):  # few do
             other = [n for n in now.keys() | before.keys() if not _same_value(now.get(n), before.get(n))]
-        inside = self._contents.changed()
-        return sorted({*other, *(name for number, name in enumerate(before) if number in inside)})
+        return sorted({*other, *(self._names[number] for number in self._contents.changed())})
 
     def restore(self) -> None:
         for added in _own_values(self.table).keys() - self._values.keys():
@@ -468,7 +495,7 @@ class PassSnapshot:
                 touched += [] if self._writes_batch else [(_BATCH, "its batch")]
                 self._writes_batch = True
         self._now = Snapshot()
-        self._usual = Snapshot(map(_Attributes, self._attributed)).rngs(self._drawn_from)
+        self._usual = Snapshot(_Attributes(table, self._device) for table in self._attributed).rngs(self._drawn_from)
         if self._exchanged:
             self._usual.entries.append(_Buffers(self._exchanged, self._device))
         self._usual.values(self._written)
@@ -501,8 +528,8 @@ class PassSnapshot:
                 self._rngs[Rng.of(generator)] = name
         self._versions = [(p, version_of(p)) for p in _parameters(modules)]
         tables = [table for table in map(buffers_of, modules) if table]
-        attributes = [_Attributes(vars(inner), type(inner).__name__) for inner in modules]
-        attributes += [_Attributes(group, "optimizer.param_groups") for group in self.groups()]
+        attributes = [_Attributes(vars(inner), self._device, type(inner).__name__) for inner in modules]
+        attributes += [_Attributes(group, self._device, "optimizer.param_groups") for group in self.groups()]
         return Snapshot([*attributes, _Buffers(tables, self._device)]).rngs(self._rngs)
 
     def _see_rngs(self, touched: list[tuple[object, str]]) -> None:
@@ -581,12 +608,21 @@ def _plain_values(module: nn.Module) -> dict[str, Any]:
         name: value
         for name, value in vars(module).items()
         if name != HOOKS_INSTALLED
-        and (isinstance(value, WORDS) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter)))
+        and (isinstance(value, WORD_TYPES) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter)))
     }
 
 
 def _own_values(table: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in table.items() if name not in _OF_MODULES and is_restored(value)}
+    return {
+        name: value
+        for name, value in table.items()
+        if name not in _OF_MODULES and (HELD[type(value)] or is_restored(value))
+    }
+
+
+def _is_fixed(value: Any) -> bool:
+    kind = type(value)
+    return kind in WORD_KINDS or (kind is tuple and WORD_KINDS.issuperset(map(type, value)))
 
 
 def _has_plain_values(value: Any) -> bool:

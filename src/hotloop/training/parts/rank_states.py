@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hotloop.checkpoint.tree import unpack
+from hotloop.checkpoint.codec import unpack
 from hotloop.printing.text import plural
 from hotloop.training.kernel import RunState
 from hotloop.training.part import FitArguments, Part

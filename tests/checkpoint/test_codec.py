@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hotloop.checkpoint.tree import pack, unpack
+from hotloop.checkpoint.codec import pack, unpack
 from hotloop.errors import BadArgument
 
 from ..thorough import tries

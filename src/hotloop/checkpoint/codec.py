@@ -20,10 +20,9 @@ from hotloop.checkpoint.shards import ShardEntry
 from hotloop.checkpoint.tensorfile import DTYPE_NAMES
 from hotloop.errors import BadArgument
 from hotloop.printing.text import printable
+from hotloop.values.kinds import ARRAYS, KEYS
 
 DEEPEST = 100  # levels; a tree that contains itself has no end
-_KEYS = (str, int, float, bool, bytes, type(None))
-_ARRAYS = "biufcSUmM"  # kinds of NumPy values that are only bytes
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _SMALL = 2**63  # what every reader of JSON takes as an integer
 
@@ -118,9 +117,9 @@ class _Packing:
             return {"$dtype": str(value)}
         if isinstance(value, torch.device):
             return {"$device": str(value)}
-        if isinstance(value, np.generic) and value.dtype.kind in _ARRAYS:
+        if isinstance(value, np.generic) and value.dtype.kind in ARRAYS:
             return {"$scalar": value.dtype.str, "bytes": value.tobytes()[: value.dtype.itemsize].hex()}
-        if type(value) is np.ndarray and value.dtype.kind in _ARRAYS:
+        if type(value) is np.ndarray and value.dtype.kind in ARRAYS:
             stored = self._store(_bytes(value.tobytes()))
             return {"$array": stored, "dtype": value.dtype.str, "shape": list(value.shape)}
         if type(value) is bytearray:
@@ -155,7 +154,7 @@ class _Packing:
         """A key of a dict or an item of a set: plain, or a tuple of such."""
         if type(key) is tuple:
             return {"$tuple": [self._key(item) for item in key]}
-        if type(key) not in _KEYS:
+        if type(key) not in KEYS:
             raise self._error(f"a key of type {type(key).__module__}.{type(key).__qualname__}")
         return self.value(key)
 
@@ -319,7 +318,7 @@ class _Unpacking:
 
 def _array(kind: Any, shape: Any, content: Any) -> Any:
     dtype = np.dtype(_string(kind))
-    if dtype.kind not in _ARRAYS:  # objects, records
+    if dtype.kind not in ARRAYS:  # objects, records
         raise ValueError(f"arrays of {kind!r} are not stored")
     if (shape and not dtype.itemsize) or math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError("an array of another size was expected")
