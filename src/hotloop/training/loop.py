@@ -31,7 +31,6 @@ from hotloop.step.data_parallel import device_of, through, unwrapped
 from hotloop.step.eager import total
 from hotloop.step.sharding import whole
 from hotloop.step.trained_objectives import Optimizers, TrainedObjective, objectives_of
-from hotloop.step.training import TrainingStep
 from hotloop.training.callbacks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
 from hotloop.training.checks import AS_IT_WAS
 from hotloop.training.core import Core
@@ -417,17 +416,14 @@ class Loop:
                 ranks.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
             if not ranks.is_first:
                 progress, monitor, log = False, False, None
-            given = (loader, validate, device_transform)
+            given, shown = (loader, validate, device_transform), (progress, monitor, log)
+            run_asked = FitArguments(*given, metrics, scored, hooks, self._scored, saver, limit, *shown)
             if dry_run is not None:
-                from hotloop.training.dry_run import DryRun, try_run
+                from hotloop.training.dry_run import try_run
 
-                folder = None if saver is None else saver.folder
-                try_run(DryRun(self, self._core, dry_run, *given, metrics, scored, hooks, folder, log), progress)
+                try_run(self, self._core, dry_run, run_asked)
             run = RunState(self, self._core, epochs, length)
-            shown = (progress, monitor, log)
-            parts = parts_of_run(
-                run, FitArguments(*given, metrics, scored, hooks, self._scored, saver, limit, *shown), arguments
-            )
+            parts = parts_of_run(run, run_asked, arguments)
             check = partial(self._check_length, run)
             self._core.tuner.begin()
             try:
@@ -578,13 +574,7 @@ class Loop:
 
         check_readable_again(loader, fix="give what can be iterated again, such as a DataLoader")
         core, plan = self._core, self._core.switch.step.plan
-        step = TrainingStep(
-            self.model,
-            core.subject.objectives,
-            plan,
-            averages=core.subject.averages,
-            compiled=core.switch.step.compiled or None,
-        )
+        step = core.subject.step_for(plan, core.switch.step.compiled or None)
         kind = "auto" if plan.stream == "resident" and not core.switch.by_hand else plan.stream
         stream = Stream(loader, self.device, kind, device_transform, pinned=plan.pinned, workers=plan.workers)
         with core.modes.within(training=True), core.switch.unplanned(), telling("profiling", progress) as tell:

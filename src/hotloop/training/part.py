@@ -28,7 +28,7 @@ class FitArguments:
 
     loader: Iterable[Any]
     validate: Iterable[Any] | None
-    transform: object
+    transform: Callable[[Any], Any] | None
     metrics: Metrics | None
     predict: Predict
     hooks: RunHooks

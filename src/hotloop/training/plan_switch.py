@@ -128,9 +128,7 @@ class PlanSwitch:
         With captures or compiled code the levers stay applied. Else they are reverted: in fp32 cuDNN has chosen its
         algorithms for the original memory format, and would take seconds for another.
         """
-        plain = TrainingStep(
-            self.subject.model, self.subject.objectives, self.subject.plan, averages=self.subject.averages
-        )
+        plain = self.subject.step_for(self.subject.plan)
         if self.step.plan.compile != "off" and not self.subject.backend.is_host:
             with torch.compiler.set_stance("force_eager"):
                 yield plain
@@ -143,7 +141,7 @@ class PlanSwitch:
     @contextmanager
     def trying(self, plan: Plan) -> Iterator[TrainingStep]:
         """The step of another plan, for a pass or two."""
-        step = TrainingStep(self.subject.model, self.subject.objectives, plan, averages=self.subject.averages)
+        step = self.subject.step_for(plan)
         self.subject.exchange(self.step, step)
         try:
             yield step

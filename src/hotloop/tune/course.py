@@ -57,11 +57,16 @@ class Course:
         timer: StepTimer,
         record: TuningRecord,
     ) -> None:
-        self.sleeps = False  # until a new epoch or fit begins
+        self._sleeps = False  # until a new epoch or fit begins
         self._run, self._loop, self._first, self._gate, self._guard = run, run.loop, first, gate, guard
         self._timer, self._record = timer, record
         self._subject = run.subject
         self._shapes_vary = False  # from batch to batch, on any rank
+
+    def wakes(self) -> bool:
+        """Whether it slept, since the run was too short; from now on it is awake."""
+        slept, self._sleeps = self._sleeps, False
+        return slept
 
     def whole(self) -> Steps[None]:
         """From the first step on to the plan, and on watch over it."""
@@ -109,7 +114,8 @@ class Course:
             second = yield from timed(1, 0.0)
             yield from self._worth_it(second / CLEARLY, WATCHED + PLAIN_STEPS)
             self._prepare()
-        self._first.left, plain = WATCHED, math.inf
+        self._first.watch_steps(WATCHED)
+        plain = math.inf
         while self._first.left:
             self._first.note(run.next.batch)
             yield 0
@@ -139,7 +145,7 @@ class Course:
                 if left is None or self._is_worth_it(left, plain, before):
                     return
                 self._record.considered_for = left
-            self.sleeps = True
+            self._sleeps = True
             yield math.inf
 
     def _is_worth_it(self, left: int, plain: float, before: int) -> bool:

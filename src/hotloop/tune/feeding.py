@@ -21,6 +21,10 @@ class Feeding:
         self._start: tuple[float, float, int] | None = None  # moment, seconds waited and batches when it began to look
         self._seen = 0
 
+    def end(self) -> None:
+        """Look no more."""
+        self.is_open = False
+
     def advice(self, stream: Stream[Any], left: int | None) -> WorkersAdvice | None:
         """How many workers to use, once that is known; `left` is the number of batches that remain."""
         now = (time.perf_counter(), stream.waited, stream.batches)

@@ -39,6 +39,10 @@ class FirstSteps:
         self._subject, self._loop = subject, loop
         self._forms: dict[Hashable, Any] = {}  # of batches, without their values
 
+    def watch_steps(self, number: int) -> None:
+        """Watch so many steps from now on."""
+        self.left = number
+
     def watch(self, what: dict[str, object], call: Callable[[], T]) -> T:
         """Call the person's code, and note which changes of it could not be restored."""
         roots, skip = self._loop.roots(what), self._subject.restorable()

@@ -140,7 +140,7 @@ class Scratch:
         windows = min(plan.accumulate, 2)
         plan = replace(plan, compile="off", graph=0, micro_batch=None, accumulate=windows)
         self.rewind()
-        step = TrainingStep(self.subject.model, self.subject.objectives, plan, averages=self.subject.averages)
+        step = self.subject.step_for(plan)
         self.exchange(step)
         try:
             yield step

@@ -18,6 +18,7 @@ from hotloop.levers import LeverTarget
 from hotloop.levers.channels_last import to_memory_format
 from hotloop.levers.tf32 import fp32_matmul_precision
 from hotloop.plan import Plan
+from hotloop.step.compilation import CompiledObjective
 from hotloop.step.inspection import signature
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
@@ -64,6 +65,10 @@ class Subject:
             "deterministic algorithms are asked for" if torch.are_deterministic_algorithms_enabled() else None,
             self.on_ranks,
         )
+
+    def step_for(self, plan: Plan, compiled: dict[str, CompiledObjective] | None = None) -> TrainingStep:
+        """The step of a plan, for trials: it does not survive out-of-memory, and nobody hears of its losses."""
+        return TrainingStep(self.model, self.objectives, plan, averages=self.averages, compiled=compiled)
 
     def roots(self, more: Mapping[str, object] | None = None, batch: Any = None) -> dict[str, object]:
         """Objects from which a step on a batch may reach Python state, by the names that a person knows."""

@@ -66,35 +66,31 @@ def tune(
     `seconds` is the length of the run with the plain loop. `memory` is the loop's OOM retry.
     """
     start, plain = time.perf_counter(), subject.plan
-    plain_step: float | None = None
-    compiled: dict[str, CompiledObjective] | None = None
     with scratch(subject, {"": loader}, transform) as undone:
         material = material_of(loader, subject.device, transform)
         undone.rewind_rng()
         trials = Trials(undone, memory, material)
-        search = Search(trials, subject.scene(loader), plain, steps, tell=tell)
         try:
-            search.step = plain_step = trials.time()
+            plain_step = trials.time()
             if steps is None and seconds is not None:
-                search.steps = max(1, round(seconds / plain_step))
+                steps = max(1, round(seconds / plain_step))
+            search = Search(trials, subject.scene(loader), plain, steps, step=plain_step, tell=tell)
             best = search.run(LEVERS)
             compiled = trials.compiled_for(best)
-            if best.stream not in ("resident", "prefetched") and not best.pinned:
-                plain_step = trials.alone
-                if best == plain:  # nothing was kept: one loop takes one time
-                    search.step = plain_step
         except Refused as refusal:
-            best = plain
-            for lever in LEVERS:
-                search.note(lever, "not tried", str(refusal))
+            refused = [Trial(lever.name, lever.tier, "not tried", str(refusal)) for lever in LEVERS]
+            taken = time.perf_counter() - start
+            return record(subject, plain, refused, None, None, steps, taken), None, material.batches[0]
         finally:
             trials.forget_captures()
+    if best.stream not in ("resident", "prefetched") and not best.pinned:
+        plain_step = trials.alone
+    step = plain_step if best == plain else search.step  # where nothing was kept, one loop takes one time
     timed = {lever.pull(plain).stream for lever in LEVERS if search.has_timed(lever)}
     if best.stream == "direct" and "resident" not in timed:
         best = replace(best, stream="auto")  # the rule decides, as without tuning
     taken = time.perf_counter() - start
-    found = record(subject, best, search.trials, plain_step, search.step or None, search.steps, taken)
-    return found, compiled, material.batches[0]
+    return record(subject, best, search.trials, plain_step, step, steps, taken), compiled, material.batches[0]
 
 
 class Refused(Exception):
@@ -363,9 +359,7 @@ class Trials:
 
     def _runner(self, plan: Plan) -> _PlanRunner:
         if plan not in self._runners:
-            subject = self._subject
-            step = TrainingStep(subject.model, subject.objectives, plan, averages=subject.averages)
-            self._runners[plan] = _PlanRunner(step)
+            self._runners[plan] = _PlanRunner(self._subject.step_for(plan))
         return self._runners[plan]
 
     def _by_turns(self, a: _PlanRunner, b: _PlanRunner) -> PlanComparison:

@@ -60,9 +60,8 @@ class Tuner:
 
     def resume(self, tuning: Tuning | None, considered_for: int | None) -> None:
         """Load what an earlier part of this run found: its plan, or that none pays in `considered_for` batches."""
-        self.record.considered_for = considered_for
+        self.record.resume(tuning, considered_for)
         if tuning is not None:
-            self.record.tuning = tuning
             self._only_watch()
 
     def restorer(self) -> Callable[[], None]:
@@ -78,8 +77,7 @@ class Tuner:
 
     def begin(self) -> None:
         """Consider tuning again at a new epoch or fit, where the run was too short so far."""
-        if self._course.sleeps:
-            self._course.sleeps = False
+        if self._course.wakes():
             self._ask_next()
 
     def pause(self) -> None:
@@ -115,11 +113,9 @@ class Tuner:
         with loop.unplanned():
             found = tune(subject, loop.memory, loader, transform, steps=steps, seconds=seconds, tell=tell)
             tuning, compiled, batch = found
-            self.record.key = subject.key(batch, loader, transform)  # of the optimizers as they were given
-        self.record.tuning = tuning
+            self.record.tuned(tuning, subject.key(batch, loader, transform))  # of the optimizers as they were given
         loop.carry_out(tuning.plan, "it was found to be faster", compiled)
         self._only_watch()
-        self.record.remember()
         return tuning
 
     def _ask_next(self) -> None:
@@ -135,7 +131,7 @@ class Tuner:
 
     def _only_watch(self) -> None:
         """Tune no more, since the plan was found elsewhere; watch the levers that change rounding."""
-        self._feeding.is_open = False
+        self._feeding.end()
         self.guard.forget()
         self._go_through(self._course.resumed())
         self._ask_next()
@@ -148,7 +144,8 @@ class Tuner:
             PlanWarning,
             stacklevel=2,
         )
-        self._feeding.is_open, self.first.left = False, 0
+        self._feeding.end()
+        self.first.watch_steps(0)
         self.guard.end()
         self.record.failed(words)
         self._go_through(self._course.gone_back(words))
@@ -158,7 +155,7 @@ class Tuner:
         loop, ahead = self._run.loop, self._run.next
         stream, plan = ahead.stream, self._run.plan
         if stream is not None and (stream.resident is not None or self._run.subject.plan.workers is not None):
-            self._feeding.is_open = False
+            self._feeding.end()
         if stream is None or not self._feeding.is_open or ahead.loader is None:
             return
         advice = self._feeding.advice(stream, ahead.left)

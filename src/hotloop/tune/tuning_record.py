@@ -93,6 +93,17 @@ class TuningRecord:
         trials = [Trial(lever.name, lever.tier, *self._found[lever.name]) for lever in LEVERS]
         self.tuning = record(self._subject, self._subject.plan, trials, None, None, self.considered_for, self.seconds)
 
+    def resume(self, tuning: Tuning | None, considered_for: int | None) -> None:
+        """Load what an earlier part of the run has recorded."""
+        self.considered_for = considered_for
+        if tuning is not None:
+            self.tuning = tuning
+
+    def tuned(self, tuning: Tuning, key: str) -> None:
+        """Record and remember what trials have found."""
+        self.tuning, self.key = tuning, key
+        self.remember()
+
     def recall(self, key: str) -> None:
         """Take over what earlier runs of the model have dropped."""
         self.key = key
