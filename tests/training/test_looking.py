@@ -1,5 +1,6 @@
 """What a loop tells of its memory, and what it plans by it."""
 
+import copy
 import json
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from hotloop.errors import BadArgument
 from hotloop.training import Loop
 from hotloop.values.reach import look
 
+from ..same import same
 from .test_dry_run import Counting, Jitter, Lookahead, Remembering
 
 pytestmark = pytest.mark.usefixtures("light_heap")
@@ -65,6 +67,38 @@ def test_looking_leaves_no_trace() -> None:
         loop.step(batch())
     for mine, theirs in zip(looked.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Interrupted:
+    """An objective in the middle of which Ctrl-C comes."""
+
+    comes = False
+
+    def __call__(self, model: nn.Module, given: tuple[Tensor, Tensor]) -> Tensor:
+        loss = nn.functional.cross_entropy(model(given[0]), given[1])
+        if self.comes:
+            raise KeyboardInterrupt
+        return loss
+
+
+@pytest.mark.parametrize("call", ["memory", "largest_batch", "profile", "tune"])
+def test_ctrl_c_leaves_no_trace(call: str) -> None:
+    """Gradients that wait for their update are there again."""
+    objective, model = Interrupted(), nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.1), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    loop = Loop(model, optimizer, objective=objective, plan=hotloop.Plan("cpu", accumulate=2))
+    for _ in range(3):
+        loop.step(batch())
+
+    def everything() -> list[Any]:
+        gradients = [parameter.grad for parameter in model.parameters()]
+        return [model.state_dict(), optimizer.state_dict()["state"], gradients, torch.get_rng_state()]
+
+    before = copy.deepcopy(everything())
+    objective.comes = True
+    with pytest.raises(KeyboardInterrupt):
+        getattr(loop, call)(batch() if call == "memory" else [batch()])
+    assert same(before, everything())
 
 
 @pytest.mark.parametrize("call", ["memory", "largest_batch", "profile"])

@@ -70,12 +70,12 @@ class DryRun:
         owners = (getattr(hook, "__self__", None) for hook in hooks)  # of methods
         others, loaders = [*core.stateful.values(), *hooks, *owners], {"": asked.loader, "validation ": asked.validate}
         known = [self._loop, core, *core.schedule.schedulers]
-        steps = scratch(core.subject, loaders, asked.transform, others, known)
+        scratch_space = scratch(core.subject, loaders, asked.transform, others, known)
         quiet = warnings.catch_warnings(action="ignore", category=PlanWarning)  # the run tells it
-        with core.switch.unplanned(), ExitStack() as undo, steps as undone, quiet:
+        with core.switch.unplanned(), ExitStack() as undo, scratch_space as space, quiet:
             undo.callback(core.schedule.snapshot().restore)
             step = self._step()
-            undone.exchange(step)
+            space.exchange(step)
             epoch, seconds = self._train(step)
             scores, more = self._evaluate()
             epoch = replace(epoch, metrics=scores)

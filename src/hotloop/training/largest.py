@@ -93,11 +93,11 @@ def largest_batch(
     for name, value in (("limit", limit), ("seconds", seconds)):
         if value is not None and not value > 0:
             raise BadArgument(f"{name}={value}", fix="give a number above 0")
-    with scratch(subject, {"": data}, transform) as steps:
+    with scratch(subject, {"": data}, transform) as space:
         batch, length = _example(data)
-        steps.rewind_rng()
+        space.rewind_rng()
         bound = min(ENDLESS if limit is None else limit, length or ENDLESS)
-        search = _Search(steps, move(batch, "cpu"), transform, seconds)
+        search = _Search(space, move(batch, "cpu"), transform, seconds)
         return search.run(bound, "data" if bound == length and bound != limit else "limit")
 
 
@@ -123,9 +123,9 @@ def climb(fits: Callable[[int], bool | None], start: int, bound: int) -> tuple[i
 class _Search:
     """Tries sizes one after another, within a time."""
 
-    def __init__(self, scratch: Scratch, batch: Any, transform: Any, seconds: float) -> None:
-        self._scratch, self._batch, self._transform = scratch, batch, transform
-        self._device, self._is_host = scratch.subject.device, scratch.subject.backend.is_host
+    def __init__(self, space: Scratch, batch: Any, transform: Any, seconds: float) -> None:
+        self._space, self._batch, self._transform = space, batch, transform
+        self._device, self._is_host = space.subject.device, space.subject.backend.is_host
         self._began = time.perf_counter()
         self._end = self._began + seconds
         self._items = items_in(batch)
@@ -171,7 +171,7 @@ class _Search:
         batch = move(rows_of(self._batch, self._items, [n % self._items for n in range(items)]), self._device)
         if self._transform is not None:
             batch = self._transform(batch)
-        with self._scratch.eager_step(self._scratch.subject.plan) as step:
+        with self._space.eager_step(self._space.subject.plan) as step:
             peak = _peak_of(lambda: _warm_optimizer(step, batch), self._device)
             return Try(items, time_of(step, batch) / items, peak, fits=True)
 

@@ -46,7 +46,7 @@ def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
     if batch is None:
         return Memory(now, held)
     plain = replace(plan, compile="off", graph=0, channels_last=False, stream="direct", accumulate=1)
-    with scratch(subject, {}, batch=batch) as steps, steps.eager_step(plain) as step:
+    with scratch(subject, {}, batch=batch) as space, space.eager_step(plain) as step:
         step(batch)  # in which the optimizers allocate what they keep
         log = OperationLog(subject.device, lambda: subject.optimizers)
         with ExitStack() as undo:
@@ -67,8 +67,8 @@ def profile_of(
     transform: object = None,
 ) -> Profile:
     """The profile of steps on these batches, which are read repeatedly."""
-    with scratch(subject, {"": loader}, transform) as undone:
-        undone.exchange(step)
+    with scratch(subject, {"": loader}, transform) as space:
+        space.exchange(step)
         with Profiler(subject.device, steps=steps, name=type(subject.model).__name__, tell=tell) as profiler:
             while not profiler.done:
                 for batch in batches:

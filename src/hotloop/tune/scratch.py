@@ -77,11 +77,11 @@ def scratch(
             state = Snapshot.of(subject.modules, subject.optimizers).values(values, on_host=True)
             state.items(vars(optimizer) for optimizer in subject.optimizers)
             state.items(container for holder in holders for container in _containers_of(holder))
-            steps = Scratch(subject, state, rng_restorers, lasting_changes)
+            space = Scratch(subject, state, rng_restorers, lasting_changes)
             try:
-                yield steps
+                yield space
             finally:
-                steps.end()
+                space.end()
     finally:
         subject.backend.reset_peak_memory_stats()  # what is tried is no part of a run's peak
         for thing, told in states:

@@ -66,10 +66,10 @@ def tune(
     `seconds` is the length of the run with the plain loop. `memory` is the loop's OOM retry.
     """
     start, plain = time.perf_counter(), subject.plan
-    with scratch(subject, {"": loader}, transform) as undone:
+    with scratch(subject, {"": loader}, transform) as space:
         material = material_of(loader, subject.device, transform)
-        undone.rewind_rng()
-        trials = Trials(undone, memory, material)
+        space.rewind_rng()
+        trials = Trials(space, memory, material)
         try:
             plain_step = trials.time()
             if steps is None and seconds is not None:
@@ -276,11 +276,11 @@ class Trials:
     Levers such as channels last move the weights. A plan with CUDA graphs then gets back the memory it captured.
     """
 
-    def __init__(self, undone: Scratch, memory: OutOfMemory, material: Material) -> None:
+    def __init__(self, space: Scratch, memory: OutOfMemory, material: Material) -> None:
         self.alone = 0.0  # seconds of a plain step without the loader's part
         self.memory = memory
-        self._undone, self._material, self._gate = undone, material, GradientGate(self)
-        self._subject, self._device = undone.subject, undone.subject.device
+        self._space, self._material, self._gate = space, material, GradientGate(self)
+        self._subject, self._device = space.subject, space.subject.device
         self._runners: dict[Plan, _PlanRunner] = {}
         self._plain = self._runner(self._subject.plan)
         self._now = self._plain
@@ -288,10 +288,10 @@ class Trials:
 
     def time(self) -> float:
         """Seconds of a step of the plain plan; raises `Refused` where a step changes what cannot be restored."""
-        self._undone.exchange(self._plain.step)
+        self._space.exchange(self._plain.step)
         self._train(self._plain, 1)
-        self._undone.rewind()
-        if effects := self._undone.lasting_changes():
+        self._space.rewind()
+        if effects := self._space.lasting_changes():
             raise Refused(f"a step changes {shorten(effects, 4)}, which trials cannot restore")
         steps = _steps_for(self._ready(self._plain))
         self.alone = statistics.median(self._block(self._plain, steps) for _ in range(FEWER_ROUNDS))
@@ -355,7 +355,7 @@ class Trials:
 
     def _rewind(self) -> None:
         self.forget_captures()
-        self._undone.rewind()
+        self._space.rewind()
 
     def _runner(self, plan: Plan) -> _PlanRunner:
         if plan not in self._runners:
@@ -381,7 +381,7 @@ class Trials:
         before, self._now = self._now, runner
         if runner is not before and before.step.captured is not None:
             before.memory = Snapshot.of(self._subject.modules, self._subject.optimizers)
-        self._undone.exchange(runner.step)
+        self._space.exchange(runner.step)
         if runner is not before and runner.memory is not None:  # a lever may have moved weights or counts of steps
             runner.memory.restore()
         if runner.step.captured is not None:
@@ -466,7 +466,7 @@ class Trials:
         taken = (time.perf_counter() - start) / done
         stream.close()
         self._plain.step.end_epoch()  # an accumulation window may be cut short
-        self._undone.rewind_rng()
+        self._space.rewind_rng()
         if not slow:
             return taken
         # A GPU computes while the host loads; a CPU does one after the other.
