@@ -1,1 +1,1 @@
-"""From a loop to the plan that suits it: the search over levers, trials that time plans, and the cache of plans."""
+"""The plan of a run: the course to it, the gate for what rounds, trials of levers, and steps that are undone."""

@@ -9,7 +9,7 @@ from hotloop import kernels
 from hotloop.levers import LEVERS, Lever, added_levers
 from hotloop.levers.base import Delay, RunFacts
 from hotloop.levers.compile import remember_seconds
-from hotloop.plan import Plan
+from hotloop.plan import Plan, Trial
 from hotloop.printing.text import duration, shorten
 from hotloop.step.arithmetic import Work
 from hotloop.step.inspection import Inspection, host_objection, signature
@@ -159,7 +159,7 @@ class Course:
         """Adopt the proposed plan, after its levers that change rounding have passed the gate."""
         start = time.perf_counter()
         ahead, loop, subject, record = self._run.next, self._loop, self._subject, self._record
-        target, begin = subject.scene(ahead.loader), subject.plan
+        target = subject.scene(ahead.loader)
         record.considered_for = ahead.left
         names = shorten(list(self._first.effects), 4)
         effect = f"a step changes {names}, which could not be restored" if self._first.effects else None
@@ -168,7 +168,7 @@ class Course:
             self._first.effects.setdefault(effect)
             record.say(f"only what leaves losses and gradients alone is used: {effect}")
         work = Work()
-        reference, shaken = None, dict[str, Departure]()
+        reference = None
         if target.only is None:
             with without_dropout(subject.modules):
                 reference = self._gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
@@ -191,25 +191,33 @@ class Course:
             can_be_several=ahead.can_be_several,
             is_launched=target.on_cuda and (target.on_ranks or record.has_dropped(lambda lever: lever.captures)),
         )
+        trials = self._gated(facts, reference, ahead)
+        seconds = loop.ranks.largest(time.perf_counter() - start)
+        self._guard.note_adoption(seconds)
+        record.spend(seconds + self._first.seconds)
+        record.adopted(trials, ahead.left)
+
+    def _gated(self, facts: RunFacts, reference: Any, ahead: Ahead) -> list[Trial]:
+        """Adopt what the rules propose, without the levers that do not pass the gate; why each is there or not.
+
+        `reference`: losses and gradients as written; a reason or None where the gate is not asked.
+        """
+        loop, begin, shaken = self._loop, self._subject.plan, dict[str, Departure]()
         while True:
             with loop.unplanned():  # levers ask what form the model has
-                plan, trials = propose(facts, begin, record.dropped)
+                plan, trials = propose(facts, begin, self._record.dropped)
             if loop.ranks.size > 1:
                 plan = replace(Plan.from_json(loop.ranks.from_first(plan.to_json())), device=begin.device)
             plan = replace(plan, workers=loop.step.plan.workers)
             plan = plan if plan.stream != "direct" else replace(plan, stream="auto")
             loop.carry_out(plan, "it is what suits the model and the device")
             if reference is None or isinstance(reference, str):
-                break
+                return trials
             guilty, why = self._gate.asked(begin, reference, ahead.batch, shaken)
             if why is None:
-                break
+                return trials
             for lever in least_trusted(guilty):
-                record.judge(lever, "dropped", why)
-        seconds = loop.ranks.largest(time.perf_counter() - start)
-        self._guard.note_adoption(seconds)
-        record.spend(seconds + self._first.seconds)
-        record.adopted(trials, ahead.left)
+                self._record.judge(lever, "dropped", why)
 
     def _why_not_captured(self, seen: Inspection, batch: Any) -> str | None:
         """Why the step cannot be captured, as far as the gate's pass and a real step tell."""
