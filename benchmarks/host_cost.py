@@ -12,11 +12,12 @@ from torch import nn
 
 from hotloop.apps.simulate._torch import OperationMode
 from hotloop.apps.simulate.families import kind_of
-from hotloop.apps.simulate.operations import facts, tensors_in
+from hotloop.apps.simulate.operations import facts
 from hotloop.apps.simulate.table import HostCost
 from hotloop.device.clock import synchronize
 from hotloop.device.machine import cpu_name
 from hotloop.printing.text import plural
+from hotloop.values.tree import tensors_of
 
 WARM, ROUNDS = 10, 100
 QUEUED = 4  # rounds that the device may be behind: a full queue would make the host wait
@@ -31,7 +32,7 @@ class _Count(OperationMode):
         self.operations = self.given = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = [t for t in tensors_in(args) if t.dim()]  # an optimizer keeps its counts of steps on the host
+        operands = [t for t in tensors_of(args) if t.dim()]  # an optimizer keeps its counts of steps on the host
         if facts(func).kernel and operands:
             self.operations += 1
             lists = kind_of(str(func)).lists

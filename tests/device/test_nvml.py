@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from hotloop.device import nvml
 from hotloop.device.facts import InstalledGpu
+from hotloop.device.machine import NvmlReading, nvml_reading
 
 
 class NVMLError(Exception):
@@ -43,7 +43,7 @@ def refuse(*_: object) -> None:
 
 
 def test_all_that_nvml_tells(library: SimpleNamespace) -> None:
-    told = nvml.read()
+    told = nvml_reading()
     assert told.driver == "570.86.10"
     assert told.driver_cuda == (12, 8)
     assert told.cards == (InstalledGpu("NVIDIA H200", "GPU-0"), InstalledGpu("NVIDIA T4", "GPU-1"))
@@ -66,9 +66,9 @@ def test_all_that_nvml_tells(library: SimpleNamespace) -> None:
 def test_a_refused_question_loses_that_answer_alone(
     library: SimpleNamespace, question: str, lost: dict[str, object]
 ) -> None:
-    whole = nvml.read()
+    whole = nvml_reading()
     setattr(library, question, refuse)
-    told = nvml.read()
+    told = nvml_reading()
     for name in ("driver", "driver_cuda", "cards", "free", "mismatch"):
         assert getattr(told, name) == lost.get(name, getattr(whole, name)), name
 
@@ -79,11 +79,11 @@ def test_a_library_that_does_not_start(library: SimpleNamespace, error: type[NVM
         raise error
 
     library.nvmlInit = fail
-    assert nvml.read() == nvml.NvmlReading(mismatch=mismatch)
+    assert nvml_reading() == NvmlReading(mismatch=mismatch)
     assert library.closed == []
 
 
 def test_the_real_binding_has_the_names_that_are_asked_for() -> None:
-    asked = re.findall(r'"(nvml\w+)"', inspect.getsource(nvml))
+    asked = re.findall(r'"(nvml\w+)"', inspect.getsource(nvml_reading))
     assert len(asked) == 8
     assert [name for name in ("nvmlInit", *asked) if not hasattr(pynvml, name)] == []

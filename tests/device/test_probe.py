@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hotloop.device import MachineFacts, nvml, probe
+from hotloop.device import MachineFacts, machine, probe
 from hotloop.device.facts import InstalledGpu
+from hotloop.device.machine import NvmlReading
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)."
 GIB = 2**30
@@ -26,7 +27,7 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(nvml, "read", nvml.NvmlReading)
+    monkeypatch.setattr(machine, "nvml_reading", NvmlReading)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_the_real_machine() -> None:
 
 def test_nvml_is_believed_before_the_bus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     card = InstalledGpu("NVIDIA H200", "GPU-1")
-    monkeypatch.setattr(nvml, "read", lambda: nvml.NvmlReading("580.1", (13, 0), (card,), mismatch=True))
+    monkeypatch.setattr(machine, "nvml_reading", lambda: NvmlReading("580.1", (13, 0), (card,), mismatch=True))
     facts = probe(tmp_path)
     assert (facts.driver, facts.driver_cuda, facts.hardware, facts.driver_mismatch) == ("580.1", (13, 0), (card,), True)
 
@@ -81,7 +82,7 @@ def test_the_warning_of_cuda_is_kept_and_not_shown(monkeypatch: pytest.MonkeyPat
 
 
 def test_free_memory_comes_from_nvml_and_leaves_cuda_alone(one_gpu: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "read", lambda: nvml.NvmlReading(free=(("GPU-bbbb", 1), ("GPU-aaaa", 9 * GIB))))
+    monkeypatch.setattr(machine, "nvml_reading", lambda: NvmlReading(free=(("GPU-bbbb", 1), ("GPU-aaaa", 9 * GIB))))
     (gpu,) = probe().gpus
     assert (gpu.name, gpu.capability, gpu.free, gpu.total) == ("NVIDIA A100", (8, 0), 9 * GIB, 80 * GIB)
     assert one_gpu == []
@@ -89,13 +90,13 @@ def test_free_memory_comes_from_nvml_and_leaves_cuda_alone(one_gpu: list[int], m
 
 @pytest.mark.parametrize(
     "told",
-    [nvml.NvmlReading(), nvml.NvmlReading(free=(("GPU-bbbb", 1),)), nvml.NvmlReading(free=(("GPU-aaaa", 640 * GIB),))],
+    [NvmlReading(), NvmlReading(free=(("GPU-bbbb", 1),)), NvmlReading(free=(("GPU-aaaa", 640 * GIB),))],
     ids=["no NVML", "another GPU", "the whole of a sliced GPU"],
 )
 def test_free_memory_is_asked_of_cuda_where_nvml_does_not_know(
-    one_gpu: list[int], monkeypatch: pytest.MonkeyPatch, told: nvml.NvmlReading
+    one_gpu: list[int], monkeypatch: pytest.MonkeyPatch, told: NvmlReading
 ) -> None:
-    monkeypatch.setattr(nvml, "read", lambda: told)
+    monkeypatch.setattr(machine, "nvml_reading", lambda: told)
     assert probe().gpus[0].free == 7 * GIB
     assert one_gpu == [0]
 
@@ -110,7 +111,7 @@ def test_free_memory_that_nobody_tells_is_unknown(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("broken", "field", "unknown"),
     [
-        ("hotloop.device.nvml.read", "driver_mismatch", False),
+        ("hotloop.device.machine.nvml_reading", "driver_mismatch", False),
         ("hotloop.device.machine.cpu_name", "cpu", type(probe().cpu)()),
         ("hotloop.device.machine.nodes", "nodes", ()),
         ("hotloop.device.machine.in_container", "in_container", False),

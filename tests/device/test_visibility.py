@@ -1,7 +1,7 @@
 import pytest
 
+from hotloop.device.causes import why_hidden
 from hotloop.device.facts import InstalledGpu
-from hotloop.device.visibility import why_hidden
 
 TWO = (InstalledGpu("NVIDIA T4", "GPU-aaaa-1"), InstalledGpu("NVIDIA T4", "GPU-bbbb-2"))
 ON_BUS = (InstalledGpu("NVIDIA GPU 0000:01:00.0"),)  # the bus gives no UUID

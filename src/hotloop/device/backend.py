@@ -179,7 +179,7 @@ class Backend:
         return context
 
 
-class Cpu(Backend):
+class CpuBackend(Backend):
     """The processor, whose memory is the main memory."""
 
     is_host = compiles = has_fused_optimizers = True
@@ -204,7 +204,7 @@ class Accelerator(Backend):
         torch.accelerator.synchronize(self.device)
 
 
-class Cuda(Accelerator):
+class CudaBackend(Accelerator):
     """NVIDIA's GPUs, and AMD's, which PyTorch presents by the same name."""
 
     non_blocking = can_capture = tells_memory = True
@@ -297,7 +297,7 @@ class Cuda(Accelerator):
         return is_default and not torch.cuda.is_current_stream_capturing() and not torch.cuda.get_sync_debug_mode()
 
 
-class Mps(Accelerator):
+class MpsBackend(Accelerator):
     """The GPU of a Mac, which shares the main memory and knows one queue."""
 
     has_fused_optimizers = True
@@ -329,7 +329,7 @@ class Mps(Accelerator):
         torch.mps.set_rng_state(state)
 
 
-class Xpu(Accelerator):
+class XpuBackend(Accelerator):
     """Intel's GPUs. What they tell of memory is not used: some refuse to."""
 
     has_fused_optimizers = True
@@ -337,7 +337,12 @@ class Xpu(Accelerator):
     called = "Intel GPU"
 
 
-BACKENDS: dict[str, type[Backend]] = {"cuda": Cuda, "mps": Mps, "xpu": Xpu, "cpu": Cpu}  # the best first
+BACKENDS: dict[str, type[Backend]] = {
+    "cuda": CudaBackend,
+    "mps": MpsBackend,
+    "xpu": XpuBackend,
+    "cpu": CpuBackend,
+}  # the best first
 
 
 @cache

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
-from hotloop.device.facts import MachineFacts, VisibleGpu, dotted
-from hotloop.device.visibility import why_hidden
+from hotloop.device.facts import InstalledGpu, MachineFacts, VisibleGpu, dotted
 from hotloop.printing.text import printable, shorten
 from hotloop.records import Record
 
@@ -172,6 +172,39 @@ def _hidden(facts: MachineFacts) -> Iterator[Cause]:
         what += f" (this machine has {'GPU 0' if last == 0 else f'GPUs 0 to {last}'})"
     unset = "$Env:CUDA_VISIBLE_DEVICES = $null" if facts.system == "Windows" else "unset CUDA_VISIBLE_DEVICES"
     yield Cause("hidden", what, f"run `{unset}`, and look where it is set")
+
+
+def why_hidden(visible: str, cards: tuple[InstalledGpu, ...] | None) -> str | None:
+    """How this value of CUDA_VISIBLE_DEVICES hides every GPU; None where it may leave one.
+
+    CUDA reads it as a list of GPUs, and cuts it at the first entry that is not one.
+
+    >>> why_hidden("-1,0", (InstalledGpu("NVIDIA T4"),))
+    "CUDA_VISIBLE_DEVICES='-1,0' hides every GPU, since CUDA reads it up to the first entry that names none, '-1'"
+    >>> why_hidden("0,7", (InstalledGpu("NVIDIA T4"),)) is None
+    True
+    """
+    entries = [entry.strip() for entry in visible.split(",")]
+    what = f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU"
+    if visible.strip() in ("", "-1"):
+        return what
+    if not _names_a_gpu(entries[0], cards):
+        return f"{what}, since CUDA reads it up to the first entry that names none, '{entries[0]}'"
+    valid = list(takewhile(lambda entry: _names_a_gpu(entry, cards), entries))
+    if len(set(valid)) < len(valid):
+        return f"{what}, since it names one of them twice"
+    return None
+
+
+def _names_a_gpu(entry: str, cards: tuple[InstalledGpu, ...] | None) -> bool:
+    """Whether the entry may name a GPU; yes where the machine does not tell which there are."""
+    if entry.startswith("MIG-"):
+        return True
+    if entry.startswith("GPU-"):  # the beginning of a UUID is enough
+        uuids = [card.uuid for card in cards or ()]
+        return not uuids or None in uuids or any(uuid.startswith(entry) for uuid in uuids if uuid)
+    number = re.match(r"\+?(\d+)", entry)  # CUDA reads "1st" as 1
+    return number is not None and (not cards or int(number[1]) < len(cards))
 
 
 def unsupported(facts: MachineFacts, gpu: VisibleGpu) -> Cause:

@@ -1,4 +1,4 @@
-"""What the operating system tells of the machine: its files under a root, and its processor."""
+"""What others than torch tell of the machine: files of the operating system under a root, psutil, and NVML."""
 
 import math
 import os
@@ -6,13 +6,16 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from hotloop.device.facts import Cpu, InstalledGpu
+from hotloop.monitor.host import decoded
 from hotloop.monitor.main_memory import machine_memory, text_of
+from hotloop.monitor.nvml_gpus import LIB_RM_VERSION_MISMATCH, Failed, Library
 
 DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 CONTAINERS = ("docker", "containerd", "kubepods", "libpod", "lxc")
@@ -115,3 +118,48 @@ def usable_cores(root: Path = Path("/")) -> int:
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
             return max(1, min(usable, math.floor(int(words[0]) / int(words[1]) + 0.5)))
     return usable
+
+
+@dataclass(frozen=True)
+class NvmlReading:
+    """One reading of NVML; empty where the library is absent or refuses."""
+
+    driver: str | None = None
+    driver_cuda: tuple[int, int] | None = None
+    cards: tuple[InstalledGpu, ...] | None = None
+    free: tuple[tuple[str, int], ...] = ()  # (uuid, bytes)
+    mismatch: bool = False
+
+    def free_of(self, uuid: str | None) -> int | None:
+        """Free bytes of the GPU with this UUID, which torch writes without NVML's "GPU-"."""
+        return dict(self.free).get(f"GPU-{uuid}")
+
+
+def nvml_reading() -> NvmlReading:
+    """What NVIDIA's management library tells of driver and GPUs, without starting CUDA on any of them."""
+    try:
+        library = Library()
+    except Failed as error:
+        return NvmlReading(mismatch=error.code == LIB_RM_VERSION_MISMATCH)
+    ask = library.or_none
+    cards: list[InstalledGpu] = []
+    free: list[tuple[str, int]] = []
+    count = ask("nvmlDeviceGetCount")
+    for index in range(count or 0):
+        handle = ask("nvmlDeviceGetHandleByIndex", index)
+        if handle is None:  # a GPU that fell off the bus, or one that is not ours
+            continue
+        uuid = decoded(ask("nvmlDeviceGetUUID", handle))
+        cards.append(InstalledGpu(decoded(ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU", uuid))
+        memory = ask("nvmlDeviceGetMemoryInfo", handle)
+        if uuid is not None and memory is not None:
+            free.append((uuid, int(memory.free)))
+    version = ask("nvmlSystemGetCudaDriverVersion_v2")
+    driver = decoded(ask("nvmlSystemGetDriverVersion"))
+    ask("nvmlShutdown")
+    return NvmlReading(
+        driver=driver,
+        driver_cuda=None if version is None else (version // 1000, version % 1000 // 10),
+        cards=None if count is None else tuple(cards),
+        free=tuple(free),
+    )

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import torch
 
-from hotloop.device import machine, nvml
+from hotloop.device import machine
 from hotloop.device.backend import BACKENDS, backend_of
 from hotloop.device.facts import Cpu, MachineFacts, VisibleGpu
+from hotloop.device.machine import NvmlReading
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def probe(root: Path = Path("/")) -> MachineFacts:
     True
     """
     system = platform.system()
-    told = _or(nvml.NvmlReading(), nvml.read)
+    told = _or(NvmlReading(), machine.nvml_reading)
     gpus, cuda_error = _gpus(told)
     cards = told.cards if told.cards else _or(None, lambda: machine.cards_on_bus(root, system))
     return MachineFacts(
@@ -63,7 +64,7 @@ def _or(unknown: T, read: Callable[[], T]) -> T:
         return unknown
 
 
-def _gpus(told: nvml.NvmlReading) -> tuple[tuple[VisibleGpu, ...], str | None]:
+def _gpus(told: NvmlReading) -> tuple[tuple[VisibleGpu, ...], str | None]:
     """The GPUs that torch sees, or what torch says about seeing none."""
     if torch.version.cuda is None and torch.version.hip is None:
         return (), None
@@ -79,7 +80,7 @@ def _gpus(told: nvml.NvmlReading) -> tuple[tuple[VisibleGpu, ...], str | None]:
     return gpus, None if gpus or not said else str(said[0].message)
 
 
-def _gpu(index: int, told: nvml.NvmlReading) -> VisibleGpu:
+def _gpu(index: int, told: NvmlReading) -> VisibleGpu:
     properties = torch.cuda.get_device_properties(index)
     total = int(properties.total_memory)
     return VisibleGpu(

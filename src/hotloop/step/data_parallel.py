@@ -76,10 +76,10 @@ def spread_over_gpus(model: nn.Module, found: "nn.DataParallel[Any] | None", pla
     """The `DataParallel` that was found around a model, or that the plan asks for; None where neither."""
     if found is None and plan.parallel != "data_parallel":
         return None
-    gpus = backend_of(plan.device).device_count()
-    if found is None and gpus > 1:
+    backend = backend_of(plan.device)
+    if found is None and backend.device_count() > 1:
         found = nn.DataParallel(model)
-    elif found is not None and found.device_ids and not gpus:
+    elif found is not None and found.device_ids and backend.is_host:
         found = None  # it would look for the model on a GPU
     spread = SpreadModel(found, 0 if found is None else len(found.device_ids))
     others = [name for name in _OTHERS if getattr(plan, name) != getattr(Plan, name)]
