@@ -61,7 +61,7 @@ MAY_NAME_CUDA = {
     "memory/fragmentation.py",  # a docstring
     "monitor/processes.py",  # does not import torch
     "placement/waits.py",  # CUDA's debug mode for synchronizations
-    "profiling/costliest.py",  # words
+    "profiling/analysis.py",  # words
     "scripts/training_steps.py",  # CUDA graphs that a person's script captures
     "step/captured_graph.py",  # the CUDA graph itself
     "values/reach.py",  # generators that are looked after
