@@ -602,8 +602,8 @@ BUGS = [
     Bug(
         "doctor: a fix is timed without its change",
         "apps/doctor/examined_script.py",
-        "module=request.module, sources=request.sources)",
-        "module=request.module, sources=None)",
+        "request.sources or {}\n",
+        "{}\n",
         ("tests/doctor/test_examination.py",),
     ),
     Bug(
