@@ -428,10 +428,17 @@ BUGS = [
     ),
     Bug(
         "ranks: each draws an order of its own",
-        "training/run_ranks.py",
+        "training/ranks_together.py",
         "self.group.share_rng_state([torch.default_generator, *generators_of(stream.loader)])",
         "pass",
         (RANKED,),
+    ),
+    Bug(
+        "parts: the order that they declare is not kept",
+        "training/part.py",
+        "[each for each in part.after if each in named]",
+        "[]",
+        ("tests/training/test_parts.py",),
     ),
     Bug(
         "ranks: weights that drift apart are not seen",

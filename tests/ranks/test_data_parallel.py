@@ -12,7 +12,7 @@ import hotloop
 from hotloop.errors import BadArgument
 from hotloop.ranks.group import Ranks
 from hotloop.step.data_parallel import SpreadModel, refuse_own_loss, spread_over_gpus
-from hotloop.training.run_ranks import Together
+from hotloop.training.ranks_together import Together
 
 
 def loader() -> DataLoader[Any]:

@@ -1,12 +1,18 @@
 """A run is a kernel and its parts: each part's file can be deleted, and parts know nothing of one another."""
 
 import shutil
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+from hotloop.metrics import accuracy
 from hotloop.training import parts
 
 from ..thorough import THOROUGH
@@ -104,3 +110,65 @@ def test_the_part_of_the_guide_is_one_file_and_resumes(tmp_path: Path, warm: War
     done = warm.run(tmp_path / "src/without.py", str(tmp_path / "src/run.py"), str(tmp_path / "run"), cwd=ROOT)
     assert done.stdout.split() == ["2", "4"], done.stderr
     assert done.stderr.count("norm of the weights") == 4
+
+
+def test_parts_that_declare_no_order_train_the_same_in_any(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights, report, and what the hooks hear; also of a run that goes on from the checkpoint of another order."""
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(x, (x.sum(1) > 0).long())
+    names = list(parts._names())
+    draw = torch.Generator().manual_seed(TODAY)
+
+    def trained(folder: Path, *, shuffled: bool) -> tuple[Any, ...]:
+        for epochs in (2, 4):
+            if shuffled:
+                names[:] = [names[i] for i in torch.randperm(len(names), generator=draw)]
+            monkeypatch.setattr(parts, "_names", lambda: tuple(names))
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2))
+            optimizer = torch.optim.Adam(model.parameters())
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+            loss, more = nn.CrossEntropyLoss(), {"accuracy": accuracy}
+            loop = hotloop.Loop(
+                model, optimizer, loss, device="cpu", plan="plain", scheduler=scheduler, train_metrics=more
+            )
+            report = loop.fit(
+                DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(2)),
+                epochs=epochs,
+                validate=DataLoader(data, 20),
+                metrics=more,
+                on_step=lambda record: print("step", record.step),
+                on_epoch=lambda record: print("epoch", record.epoch.number),
+                log=str(folder) + ".jsonl",
+                save=folder,
+                resume=True,
+                best="accuracy",
+                patience=9,
+                restore_best=True,
+                progress=False,
+            )
+        same = [replace(each, seconds=0.0) for each in report.epochs]
+        return (
+            [*model.parameters()],
+            same,
+            report.best,
+            report.steps,
+            report.resumed,
+            report.curve,
+            capsys.readouterr().out,
+        )
+
+    expected = trained(tmp_path / "in order", shuffled=False)
+    for number in range(4):
+        found = trained(tmp_path / f"shuffled {number}", shuffled=True)
+        assert all(torch.equal(a, b) for a, b in zip(expected[0], found[0], strict=True)), names
+        assert found[1:] == expected[1:], names
+
+
+def test_a_loop_tells_its_parts_and_their_moments_in_order() -> None:
+    known = hotloop.Loop.parts()
+    assert list(known)[-1] == "checkpoint", "it saves the state of all"
+    assert known["schedule"] == ("epoch_done",)
+    assert list(known).index("losses") < list(known).index("validation") < list(known).index("best")

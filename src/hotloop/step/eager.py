@@ -19,7 +19,7 @@ from hotloop.levers.flags import fused_steps
 from hotloop.memory.micro_batches import check_cut, micro_batches_of
 from hotloop.memory.oom import half_updated, is_out_of_memory, surely
 from hotloop.objective.comparison import Probe, Verdict
-from hotloop.objective.objectives import Losses, autocast, uniform
+from hotloop.objective.objectives import Losses, Objective, autocast, uniform
 from hotloop.objective.weighing import Weighing
 from hotloop.plan import Plan
 from hotloop.step.guard import guarded, is_plenty
@@ -46,13 +46,16 @@ class Counts:
     steps: int = 0
     skipped: int = 0  # by the fp16 scaler, because the gradient overflowed
 
+    def set(self, steps: int, skipped: int) -> None:
+        self.steps, self.skipped = steps, skipped
+
 
 class EagerStep:
     """Trains one objective on a batch, and returns its losses, detached.
 
     `see` gets the losses before they reach the weights, `after_update` is called after an update. `memory` is that of
     the OOM retry around it; None: the caller handles running out of memory. Without `updates`, a call accumulates the
-    gradient of its batch. `across` is the same objective on several ranks.
+    gradient of its batch. `objective` is called in place of the trained one; `across` is that on several ranks.
     """
 
     def __init__(
@@ -69,9 +72,12 @@ class EagerStep:
         memory: OutOfMemory | None = None,
         across: "AcrossRanks | None" = None,
         updates: bool = True,
+        objective: Objective | None = None,
     ) -> None:
         self.model, self.trained, self.weighing, self.counts = model, trained, weighing, counts
-        self.objective = across or trained.objective  # the callable in use, which may be compiled or watched
+        self.objective = (
+            across or objective or trained.objective
+        )  # the callable in use, which may be compiled or watched
         self.across = across
         self.see, self.after_update = see, after_update
         self._begin = 0 if updates else 1  # batches in a new window: gradients of others that are there count as one
@@ -312,7 +318,7 @@ class EagerStep:
             yield
         finally:
             self.see, self.after_update, self.window, counts, self._updates, self.norm = before
-            self.counts.steps, self.counts.skipped = counts.steps, counts.skipped
+            self.counts.set(counts.steps, counts.skipped)
             self.is_capturing = False
 
     def replayed(self, batches: int = 1) -> None:

@@ -58,6 +58,13 @@ class OutOfMemory:
         self._named: set[str] = set()  # what was said to change twice
         self._relieve, self._told, self._witness = relieve, told, witness
 
+    def serve(
+        self, optimizers: Sequence[Optimizer], has_captures: Callable[[], bool], give_way: Callable[[], None]
+    ) -> None:
+        """Repeat the batches of a step that has these optimizers; `give_way` frees memory, such as that of captures."""
+        self.optimizers, self.has_captures, self.give_way = optimizers, has_captures, give_way
+        self.snapshot.groups = lambda: [group for optimizer in optimizers for group in optimizer.param_groups]
+
     def failed(self, size: int, undo: Callable[[], None], failure: Failure) -> None:
         """Restore everything after a pass with so many items ran out of memory, and choose the next size."""
         held = self._held() if size <= 1 else None  # while the gradients are there

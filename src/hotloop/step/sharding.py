@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop.checkpoint.shards import Team
 from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument
 from hotloop.levers.checkpointing import repeated_blocks
@@ -19,6 +18,9 @@ from hotloop.plan import Plan
 from hotloop.printing.text import shorten
 from hotloop.ranks.group import Ranks, timeout
 from hotloop.values.tree import map_tensors
+
+if TYPE_CHECKING:
+    from hotloop.checkpoint.shards import Team
 
 # Settings of a plan that change weights, capture or scale, none of which was tried with shards.
 _OTHERS = ("channels_last", "micro_batch", "cudnn_benchmark")
@@ -104,11 +106,13 @@ def _gathered(shard: Any) -> Tensor:
     return whole.cpu()
 
 
-def team_of(model: nn.Module, ranks: Ranks) -> Team | None:
+def team_of(model: nn.Module, ranks: Ranks) -> "Team | None":
     """The ranks that hold a model's shards and write and read its checkpoints; None for an unsharded model."""
     shard: Any = next((parameter for parameter in model.parameters() if hasattr(parameter, "full_tensor")), None)
     if shard is None:
         return None
+    from hotloop.checkpoint.shards import Team  # noqa: PLC0415  # loaded where there are shards
+
     return Team(ranks.rank, ranks.size, ranks.gather, partial(_joined, shard.device_mesh), timeout().total_seconds())
 
 

@@ -101,11 +101,10 @@ class TrainingStep(HasState):
 
     def answer_for_memory(self) -> None:
         """Give OOM retry the optimizers and captures of this step; call it on the step in use."""
-        if (memory := self.memory) is not None:
-            memory.optimizers = self.optimizers
-            memory.snapshot.groups = lambda: [group for o in self.optimizers for group in o.param_groups]
-            memory.has_captures = lambda: self.captured is not None and self.captured.has_captures
-            memory.give_way = self._give_way
+        if self.memory is not None:
+            self.memory.serve(
+                self.optimizers, lambda: self.captured is not None and self.captured.has_captures, self._give_way
+            )
 
     def __call__(self, batch: Any) -> Parts:
         """Call `run`, which a change of plan may replace."""
@@ -138,7 +137,7 @@ class TrainingStep(HasState):
     def _eager(self, each: TrainedObjective) -> EagerStep:
         objective: Objective = self.compiled.get(each.name, each.objective)
         across = None if self._across is None else self._across(each, objective)
-        eager = EagerStep(
+        return EagerStep(
             self._called,
             each,
             self.plan,
@@ -149,9 +148,8 @@ class TrainingStep(HasState):
             after_update=self._after_update,
             memory=self.memory,
             across=across,
+            objective=objective,
         )
-        eager.objective = across or objective
-        return eager
 
     def _give_way(self) -> None:
         """Drop captures, which hold memory, before a batch is repeated."""
@@ -199,12 +197,13 @@ class TrainingStep(HasState):
                 parameter.grad = None
             before = PassSnapshot(memory.modules, self.device, weights=memory.snapshot.weights)
             before.take(batch)
-            alone = len(self.objectives) == 1
-            eager = EagerStep(self.model, each, plan, self.weighing, Counts(), is_alone=alone, updates=False)
             objective: Objective = self.compiled.get(each.name, each.objective)
             if seen is not None:
                 objective = partial(called_inside, partial(host_noted, self.device, seen), objective)
-            eager.objective = objective
+            alone = len(self.objectives) == 1
+            eager = EagerStep(
+                self.model, each, plan, self.weighing, Counts(), is_alone=alone, updates=False, objective=objective
+            )
             try:
                 parts |= Switched(eager, self.levers)(batch, size)
                 found += [p.grad for p in each.parameters]
@@ -257,7 +256,7 @@ class TrainingStep(HasState):
 
     def take_over(self, other: "TrainingStep") -> None:
         """Take the counts of another step, between two windows, and its loss scales where both have them."""
-        self.counts.steps, self.counts.skipped = other.counts.steps, other.counts.skipped
+        self.counts.set(other.counts.steps, other.counts.skipped)
         if self.plan.split == other.plan.split:
             self.weighing.take_over(other.weighing)
         self._alternating.load_state_dict(other._alternating.state_dict())
@@ -282,7 +281,7 @@ class TrainingStep(HasState):
         self._set_state(state)
 
     def _set_state(self, state: Mapping[str, Any]) -> None:
-        self.counts.steps, self.counts.skipped = state["steps"], state["skipped"]
+        self.counts.set(state["steps"], state["skipped"])
         self._alternating.load_state_dict(state)
         for eager in self.eagers:
             eager.begin()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -15,6 +15,7 @@ from hotloop.printing.text import an, plural, printable, shorten
 from hotloop.records import BestEpoch, Epoch
 
 if TYPE_CHECKING:
+    from hotloop.metrics.evaluation import Metrics
     from hotloop.training.loop import Loop
 
 STOP = "stop"
@@ -173,6 +174,31 @@ class RunHooks:
     goal: Goal = Goal("loss", "min")
     patience: int | None = None  # epochs without a better one, after which the run ends
     restores_best: bool = False  # whether the model has the weights of the best epoch at the end
+
+    @classmethod
+    def of(
+        cls,
+        on_step: OnStep | None,
+        on_epoch: OnEpoch | None,
+        best: Any,
+        patience: int | None,
+        restore_best: bool,
+        metrics: "Metrics | None",
+        *,
+        has_scores: bool,
+    ) -> Self:
+        """The hooks that `fit` was given, checked; `has_scores`: epochs are evaluated."""
+        if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
+            raise BadArgument(f"patience={patience!r}", fix="give a number of epochs, from 1")
+        for name, given in (("patience", patience), ("restore_best", restore_best), ("best", best != "loss")):
+            if given and not has_scores:
+                raise BadArgument(f"{name}= without validate=", fix="give the data: validate=val_loader")
+        if metrics is not None:
+            from hotloop.metrics.evaluation import check_metrics  # noqa: PLC0415  # with metrics alone
+
+            check_metrics(metrics)
+        goal = Goal.of(best, metrics or ())
+        return cls(hooks_in(on_step, "on_step"), hooks_in(on_epoch, "on_epoch"), goal, patience, bool(restore_best))
 
     def handed(self) -> dict[str, object]:
         """Hook objects that may hold state, by name."""

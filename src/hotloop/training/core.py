@@ -1,10 +1,9 @@
 """`Core`: what lives as long as a loop, built and joined."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop.objective.objectives import Criterion
 from hotloop.plan import Plan
-from hotloop.training.changes import Changes
 from hotloop.training.messages import advice_on_loss
 from hotloop.training.modes import TrainingModes
 from hotloop.training.plan_switch import PlanSwitch
@@ -14,6 +13,9 @@ from hotloop.training.training_data import TrainingData
 from hotloop.training.watch import Watch
 from hotloop.tune.subject import Subject
 from hotloop.tune.tuner import Tuner
+
+if TYPE_CHECKING:
+    from hotloop.training.changes import Changes
 
 
 class Core:

@@ -71,8 +71,7 @@ class Display:
         if self._bar:
             self._bar.start()
         if self._cell:
-            self._cell.status = "starting"
-            self._cell.draw()
+            self._cell.show("starting")
         return self
 
     def __exit__(
@@ -110,8 +109,7 @@ class Display:
             if self._cell.is_due(now):
                 spent = f"{_clock(now - self._cell.begun)} elapsed"
                 parts = [place, f"batch {self._batches()}", value, speed, spent, self._left(now)]
-                self._cell.status, self._cell.share = " · ".join(filter(None, parts)), self._share()
-                self._cell.draw()
+                self._cell.show(" · ".join(filter(None, parts)), self._share())
         elif now - self._last_line >= EVERY:
             self._last_line = now
             parts = [place, self._batch(), value, speed, self._left(now)]
@@ -122,8 +120,7 @@ class Display:
             self._bar.update(self._task, completed=self._done)
         now = time.monotonic()
         if self._cell:
-            self._cell.share = self._share()
-            self._cell.epoch(done, self._epochs)
+            self._cell.epoch(done, self._epochs, self._share())
             return
         self._lines += 1
         if self._silent or (self._lines > MANY and now - self._last_line < REFRESH and done.number < self._epochs):
@@ -210,9 +207,14 @@ class _Cell:
         del lines[:-MANY]
         self.draw()
 
-    def epoch(self, done: Epoch, epochs: int) -> None:
+    def show(self, status: str, share: float | None = None) -> None:
+        """Show what is done now, and the share of the run that is done."""
+        self.status, self.share = status, share
+        self.draw()
+
+    def epoch(self, done: Epoch, epochs: int, share: float | None) -> None:
         self._epochs.append(done)
-        self.status = f"epoch {done.number}/{epochs}"
+        self.status, self.share = f"epoch {done.number}/{epochs}", share
         if self.is_due(time.monotonic()):
             self.draw()
 
@@ -282,15 +284,13 @@ def telling(what: str, show: bool | None, console: Console | None = None) -> Ite
 @contextmanager
 def _telling_in_a_cell(what: str) -> Iterator[Callable[[str], None]]:
     cell = _Cell()
-    cell.status = what
 
     def tell(words: str) -> None:
         now = time.monotonic()
         if cell.is_due(now):
-            cell.status = f"{what}: {words} · {_clock(now - cell.begun)}"
-            cell.draw()
+            cell.show(f"{what}: {words} · {_clock(now - cell.begun)}")
 
-    cell.draw()
+    cell.show(what)
     try:
         yield tell
     finally:

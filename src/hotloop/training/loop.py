@@ -19,8 +19,6 @@ from hotloop.device import Choice
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.levers import levers_of
 from hotloop.memory.oom import surely
-from hotloop.metrics.evaluation import Evaluation, Metrics, check_metrics
-from hotloop.objective.batch_errors import TORCH_ERRORS, explanation
 from hotloop.objective.objectives import Criterion, Objective, Predict, as_objective, averages
 from hotloop.objective.objectives import predict as predict_by_convention
 from hotloop.placement import move, place
@@ -31,20 +29,15 @@ from hotloop.step.data_parallel import device_of, through, unwrapped
 from hotloop.step.eager import total
 from hotloop.step.sharding import whole
 from hotloop.step.trained_objectives import Optimizers, TrainedObjective, objectives_of
-from hotloop.training.callbacks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
-from hotloop.training.checks import AS_IT_WAS
+from hotloop.training.callbacks import OnEpoch, OnStep, RunHooks
 from hotloop.training.core import Core
-from hotloop.training.display import telling
 from hotloop.training.intervals import seconds_in
-from hotloop.training.kernel import RunState, train
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.messages import check_that_it_can_learn, refuse_unknown
 from hotloop.training.part import FitArguments, Parts
-from hotloop.training.parts import parts_of_run, refuse_unserved
-from hotloop.training.run_files import write_report, write_run
+from hotloop.training.parts import hooks_by_part, parts_of_run, refuse_unserved
 from hotloop.training.run_ranks import ranks_and_device
 from hotloop.training.schedulers import Every, Schedule, Schedulers
-from hotloop.training.scores import Scored
-from hotloop.training.state import LoopState, checked_stateful, weights_of
 from hotloop.training.training_data import Transform
 from hotloop.tune.plans import ASKED, plan_of
 from hotloop.tune.subject import Subject
@@ -52,10 +45,12 @@ from hotloop.values.rng import with_tensors
 
 if TYPE_CHECKING:
     from hotloop.memory.fragmentation import Fragmented
+    from hotloop.metrics.evaluation import Evaluation, Metrics
     from hotloop.monitor.logs import Logged
     from hotloop.profiling.profile_record import Profile
     from hotloop.training.largest import Largest
     from hotloop.training.saving import Saver
+    from hotloop.training.scores import Scored
     from hotloop.training.undone_steps import Memory
 
 
@@ -98,20 +93,20 @@ class Loop:
         plan: Plan | Path | str = "auto",
         stateful: Mapping[str, Any] | None = None,
         train_every: Mapping[str, int] | None = None,
-        train_metrics: Metrics | None = None,
+        train_metrics: "Metrics | None" = None,
         **unknown: Never,
     ) -> None:
         refuse_unknown(unknown, "Loop", {"loop.fit": Loop.fit, "Loop": Loop})
-        if precision != "auto":
-            precision = precision_of(precision)
+        # Where it trains.
         model, found = unwrapped(model)
         if device is None:
             device = plan.device if isinstance(plan, Plan) and plan.device != "auto" else device_of(found)
         if plan == "auto" and found is not None and len(found.device_ids) > 1:
             plan = "plain"  # trials would run on one of its GPUs
         ranks, choice = ranks_and_device(device)
+        # What it trains.
         objective = through(found, choice.device, objective)
-        self._scored = Scored.of(loss, train_metrics, choice.device)
+        self._scored = _scored(loss, train_metrics, choice.device)
         criterion = self._scored or loss
         function = objective if isinstance(objective, Mapping) else as_objective(criterion, objective)
         objectives = objectives_of(optimizer, function, train_every)
@@ -120,8 +115,10 @@ class Loop:
         if isinstance(loss, nn.Module):
             loss.to(choice.device)  # class weights and the like
         check_that_it_can_learn(self.model, objectives)
+        # How: the plan to begin with, of what is asked for here, in the plan, and by the device.
+        is_pinned = precision != "auto"
         settings: dict[str, Any] = {
-            "precision": "fp32" if precision == "auto" else precision,
+            "precision": precision_of(precision) if is_pinned else "fp32",
             "accumulate": accumulate,
             "clip_norm": clip_norm,
             "clip_value": clip_value,
@@ -131,39 +128,46 @@ class Loop:
             "sync_batchnorm": sync_batchnorm,
         }
         begin = Plan(str(choice.device), stream="direct", **settings)
-        name = choice.name or str(choice.device)
         others = [criterion] if isinstance(criterion, nn.Module) else []
-        pinned, on_ranks = precision != "auto", ranks.group is not None
-        subject = Subject(self.model, [self.model, *others], objectives, averages(loss), begin, pinned, name, on_ranks)
-        asked = {name: value for name, value in settings.items() if value != getattr(Plan(), name)}
-        if precision != "auto":
-            asked["precision"] = precision
+        subject = Subject(
+            model=self.model,
+            modules=[self.model, *others],
+            objectives=objectives,
+            averages=averages(loss),
+            plan=begin,
+            pinned_precision=is_pinned,
+            device_name=choice.name or str(choice.device),
+            on_ranks=ranks.group is not None,
+        )
+        pinned = ["precision"] if is_pinned else []
+        asked = {key: value for key, value in settings.items() if key in pinned or value != getattr(Plan(), key)}
         begin = plan_of(plan, subject, asked)
         goals = [loss, *(objective.values() if isinstance(objective, Mapping) else [objective])]
-        given = [goal for goal in goals if goal is not None]
-        self.model, begin = ranks.spread(self.model, found, begin, optimizers, given)
+        self.model, begin = ranks.spread(
+            self.model, found, begin, optimizers, [goal for goal in goals if goal is not None]
+        )
         subject = replace(
             subject,
             model=self.model,
             modules=[self.model, *others],
             plan=replace(subject.plan, **{name: getattr(begin, name) for name in ASKED}),
-            pinned_precision=subject.pinned_precision or begin.precision != "fp32",
+            pinned_precision=is_pinned or begin.precision != "fp32",
         )
         self._choice = choice
+        self._evaluation: Evaluation | None = None
         self._goal = loss, None if loss is not None or isinstance(function, Mapping) else function
-        self._evaluation = Evaluation(self.model, choice.device, begin.split)
         self._core = Core(
             subject,
             begin,
             ranks,
             criterion=loss,
             schedule=Schedule.of(scheduler, schedule, optimizers),
-            stateful=checked_stateful(stateful),
+            stateful={} if stateful is None else _checked_stateful(stateful),
             plans_itself=plan == "auto",
             by_hand=isinstance(plan, Plan),
         )
         core = self._core
-        ranks.begin(lambda: core.data.progress, lambda: core.switch.step, partial(weights_of, core))
+        ranks.begin(lambda: core.data.progress, lambda: core.switch.step, lambda: _weights_of(core))
 
     @property
     def choice(self) -> Choice:
@@ -213,7 +217,8 @@ class Loop:
     @property
     def fragmented(self) -> "Fragmented | None":
         """How fragmented memory was when expandable segments were turned on; None where they were not."""
-        return self._core.switch.memory.mended or self._evaluation.memory.mended
+        mended, evaluation = self._core.switch.memory.mended, self._evaluation
+        return mended if mended is not None or evaluation is None else evaluation.memory.mended
 
     @property
     def tuning(self) -> Tuning | None:
@@ -234,6 +239,14 @@ class Loop:
             "a Loop cannot be copied or pickled",
             fix="copy its model and build another Loop; loop.state_dict() is its state to save",
         )
+
+    @staticmethod
+    def parts() -> dict[str, tuple[str, ...]]:
+        """What `fit` does besides its steps: the parts of a run in their order, and when each is called.
+
+        A run has those that its arguments ask for. `hotloop.training.part.Part` says what each moment is.
+        """
+        return hooks_by_part()
 
     def batches(self, loader: Iterable[Any], *, device_transform: Transform | None = None) -> Iterator[Any]:
         """One epoch of `loader`, each batch already on the device. At its end a short window is updated too.
@@ -264,9 +277,11 @@ class Loop:
         step = switch.step
         try:
             parts = step.run(batch)
-        except TORCH_ERRORS as error:
+        except Exception as error:
+            from hotloop.objective.batch_errors import TORCH_ERRORS, explanation
+
             better: HotloopError | None = core.ranks.lost(error)
-            if better is None:
+            if better is None and isinstance(error, TORCH_ERRORS):
                 better = explanation(error, self.model, batch, data.where(), partial(core.subject.forward, batch))
             if better is None:
                 raise
@@ -305,22 +320,35 @@ class Loop:
                 raise BadArgument(f"{name}={value}", fix="give a number above 0")
         if steps is None and seconds is None:
             steps = length_of(loader)
+        from hotloop.training.display import telling
+
         with self._core.modes.within(training=True), telling("tuning", progress) as tell:
             tuning = self._core.tuner.tune(loader, device_transform, steps=steps, seconds=seconds, tell=tell)
         self._core.switch.give_back()
         return tuning
 
     def evaluate(
-        self, loader: Iterable[Any], metrics: Metrics | None = None, *, predict: Predict = predict_by_convention
+        self, loader: Iterable[Any], metrics: "Metrics | None" = None, *, predict: Predict = predict_by_convention
     ) -> dict[str, float]:
         """Metrics and the mean loss over `loader`: inference mode, eval mode and back, one sync at the end."""
         core = self._core
-        check_metrics(metrics)
+        if metrics is not None:
+            from hotloop.metrics.evaluation import check_metrics
+
+            check_metrics(metrics)
         ranks, loader = core.ranks.adds_up(metrics), core.ranks.share_validation(loader, metrics)
         precision = core.switch.step.plan.precision
         with core.ranks.telling, core.modes.within(training=False):
             core.switch.step.share_buffers()  # a hook may evaluate in the middle of an epoch
-            return self._evaluation.run(loader, metrics, *self._goal, predict, precision, ranks)
+            return self._evaluations().run(loader, metrics, *self._goal, predict, precision, ranks)
+
+    def _evaluations(self) -> "Evaluation":
+        """What evaluates the model; it remembers which size fits the memory."""
+        from hotloop.metrics.evaluation import Evaluation
+
+        if self._evaluation is None:
+            self._evaluation = Evaluation(self.model, self.device, self._core.subject.plan.split)
+        return self._evaluation
 
     def predict(
         self,
@@ -336,12 +364,14 @@ class Loop:
         a dict; a list with an entry for each item, such as a text or a dict of boxes, becomes one of all items. Where
         memory runs out, batches are computed in parts.
         """
+        from hotloop.training.display import telling
+
         core = self._core
         check_loader(loader)
         if length_of(loader) == 0:
             raise nothing_came(loader)
         with core.modes.within(training=False), telling("predicting", progress) as tell:
-            return self._evaluation.outputs(loader, predict, core.switch.step.plan.precision, tell)
+            return self._evaluations().outputs(loader, predict, core.switch.step.plan.precision, tell)
 
     def fit(
         self,
@@ -349,7 +379,7 @@ class Loop:
         *,
         epochs: int = 1,
         validate: Iterable[Any] | None = None,
-        metrics: Metrics | None = None,
+        metrics: "Metrics | None" = None,
         predict: Predict | None = None,
         device_transform: Transform | None = None,
         progress: bool | None = None,
@@ -396,54 +426,76 @@ class Loop:
         `dry_run=3` first tries three steps of everything: training, validation, saving, hooks, logs. What fails ends it
         by name, "dry run: validation: …"; else all is undone, and a line says how long an epoch takes.
         """
-        asked = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
-        hooks = self._hooks(on_step, on_epoch, best, patience, restore_best, validate, metrics)
-        scored = predict or predict_by_convention
+        given = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
+        hooks = RunHooks.of(on_step, on_epoch, best, patience, restore_best, metrics, has_scores=validate is not None)
         check_loader(loader)
         self._check(epochs, validate, metrics, device_transform, resume and save is None, unknown)
         limit = None if time_limit is None else seconds_in(time_limit)
-        arguments = {name for name, value in asked.items() if value not in (None, False)}
-        arguments |= {"train_metrics"} if self._scored is not None else set()
-        refuse_unserved(arguments)
+        names = {name for name, value in given.items() if value not in (None, False)}
+        names |= {"train_metrics"} if self._scored is not None else set()
+        names |= {"progress"} if progress is None else set()
+        refuse_unserved(names)
         self._core.switch.step.drop_window()  # that a run left which failed in the middle of one
         ranks = self._core.ranks
         loader, validate = ranks.share(loader), ranks.share_validation(validate, metrics)
-        length = length_of(loader)
-        ranks.must_agree({"number of batches": length, "number of epochs": epochs})
+        ranks.must_agree({"number of batches": length_of(loader), "number of epochs": epochs})
         saving = nullcontext() if save is None else self._saver(save, every, keep, resume, str(hooks.goal))
         with ranks.telling, saving as saver:
             if saver is not None:
                 ranks.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
             if not ranks.is_first:
                 progress, monitor, log = False, False, None
-            given, shown = (loader, validate, device_transform), (progress, monitor, log)
-            run_asked = FitArguments(*given, metrics, scored, hooks, self._scored, saver, limit, *shown)
+            predict = predict or predict_by_convention
+            asked = FitArguments(
+                epochs,
+                loader,
+                validate,
+                device_transform,
+                metrics,
+                predict,
+                hooks,
+                self._scored,
+                saver,
+                limit,
+                progress,
+                monitor,
+                log,
+            )
             if dry_run is not None:
                 from hotloop.training.dry_run import try_run
 
-                try_run(self, self._core, dry_run, run_asked)
-            run = RunState(self, self._core, epochs, length)
-            parts = parts_of_run(run, run_asked, arguments)
-            check = partial(self._check_length, run)
-            self._core.tuner.begin()
+                try_run(self, self._core, dry_run, asked)
+            run = TrainingRun(self, self._core, epochs, length_of(loader))
+            parts = parts_of_run(run, asked, names)
             try:
-                if saver is not None and saver.found is not None:
-                    with telling("restoring the checkpoint", progress) as run.say:
-                        parts.load(saver.found.tree, check)
-                check()
-                done = 0 if length is None else run.epoch * length + run.batches
-                left = None if length is None else epochs * length - done
-                self._core.data.expect(left, one_by_one=bool(hooks.on_step))
-                if saver is not None and ranks.is_first:
-                    resumed = saver.found is not None
-                    write_run(saver.folder, asked, self.plan, self.choice, ranks=ranks.size, resumed=resumed)
-                train(run, parts, partial(self._core.data.work, loader, device_transform))
+                self._begin(run, parts, asked)
+                folder = saver.folder if saver is not None and ranks.is_first else None
+                if folder is not None:
+                    from hotloop.training.run_files import write_run
+
+                    resumes = saver is not None and saver.found is not None
+                    write_run(folder, given, self.plan, self.choice, ranks=ranks.size, resumed=resumes)
+                run.train(parts, partial(self._core.data.work, loader, device_transform))
                 report = self._report(parts)
-                if saver is not None and ranks.is_first:
-                    write_report(saver.folder, report, type(self.model).__name__)
+                if folder is not None:
+                    from hotloop.training.run_files import write_report
+
+                    write_report(folder, report, type(self.model).__name__)
                 return report
             finally:
                 parts.close()
+
+    def _begin(self, run: TrainingRun, parts: Parts, asked: FitArguments) -> None:
+        """Bring a run to where its checkpoint has left it, if there is one; raise where the rest is impossible."""
+        self._core.tuner.begin()
+        if asked.saver is not None and asked.saver.found is not None:
+            from hotloop.training.display import telling
+
+            with telling("restoring the checkpoint", asked.progress) as run.say:
+                parts.load(asked.saver.found.tree, partial(self._check_length, run))
+        self._check_length(run)
+        left = None if run.length is None else (run.epochs - run.epoch) * run.length - run.batches
+        self._core.data.expect(left, one_by_one=bool(asked.hooks.on_step))
 
     def _report(self, parts: Parts) -> Report:
         return Report(
@@ -465,33 +517,11 @@ class Loop:
         team = ranks.team(self.model)
         return Saver(folder, every, keep=keep, resume=resume, team=team, goal=goal, is_first=ranks.is_first)
 
-    def _hooks(
-        self,
-        on_step: OnStep | None,
-        on_epoch: OnEpoch | None,
-        best: Any,
-        patience: int | None,
-        restore_best: bool,
-        validate: object,
-        metrics: Metrics | None,
-    ) -> RunHooks:
-        """The hooks of a run, checked."""
-        if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
-            raise BadArgument(f"patience={patience!r}", fix="give a number of epochs, from 1")
-        for name, given in (("patience", patience), ("restore_best", restore_best), ("best", best != "loss")):
-            if given and validate is None:
-                raise BadArgument(f"{name}= without validate=", fix="give the data: validate=val_loader")
-        check_metrics(metrics)
-        goal = Goal.of(best, metrics or ())
-        return RunHooks(
-            hooks_in(on_step, "on_step"), hooks_in(on_epoch, "on_epoch"), goal, patience, bool(restore_best)
-        )
-
     def _check(
         self,
         epochs: int,
         validate: Iterable[Any] | None,
-        metrics: Metrics | None,
+        metrics: "Metrics | None",
         device_transform: object,
         resumes_nothing: bool,
         unknown: Iterable[str],
@@ -511,12 +541,11 @@ class Loop:
             check_loader(validate, "validate=")
             if length_of(validate) == 0:
                 raise nothing_came(validate, "validate=")
-        check_metrics(metrics)
         if resumes_nothing:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         self._core.schedule.check(metrics)
 
-    def _check_length(self, run: RunState) -> None:
+    def _check_length(self, run: TrainingRun) -> None:
         """Raise for schedulers that end before the run does."""
         if run.length is not None:
             updates = math.ceil(run.length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
@@ -570,6 +599,7 @@ class Loop:
         Real steps of the plan on batches of `loader`, after a warm-up; everything is restored afterwards. `hotloop
         profile script.py` does the same for a script that knows nothing of hotloop.
         """
+        from hotloop.training.display import telling
         from hotloop.training.undone_steps import profile_of
 
         check_readable_again(loader, fix="give what can be iterated again, such as a DataLoader")
@@ -587,13 +617,39 @@ class Loop:
         As with PyTorch's own, the tensors are those of the model, not copies. Gradients that wait for their update are
         not among them.
         """
+        from hotloop.training.state import LoopState
+
         state = LoopState(self._core).state_dict()
         state["random"] |= {"numpy": with_tensors(state["random"]["numpy"])}
         return state | {name: whole(state[name]) for name in ("model", "optimizers")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a `state_dict`; raises where it does not fit this loop, before anything changes."""
+        from hotloop.training.checks import AS_IT_WAS
+        from hotloop.training.state import LoopState
+
         if missing := self._core.stateful.keys() - state.get("stateful", {}).keys():
             raise BadArgument(f"the state has nothing of stateful={shorten(sorted(missing))}", fix=AS_IT_WAS)
         LoopState(self._core).load_state_dict(state)
         self._core.switch.give_back()
+
+
+def _checked_stateful(stateful: object) -> dict[str, Any]:
+    from hotloop.training.state import checked_stateful
+
+    return checked_stateful(stateful)
+
+
+def _weights_of(core: Core) -> dict[str, Tensor]:
+    from hotloop.training.state import weights_of
+
+    return weights_of(core)
+
+
+def _scored(loss: Criterion | None, metrics: "Metrics | None", device: torch.device) -> "Scored | None":
+    """The criterion that adds up `train_metrics=`; None without them."""
+    if metrics is None:
+        return None
+    from hotloop.training.scores import Scored
+
+    return Scored.of(loss, metrics, device)

@@ -4,56 +4,61 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from hotloop.errors import BadArgument
-from hotloop.metrics.evaluation import Metrics
-from hotloop.monitor.logs import Logged
 from hotloop.objective.objectives import Predict
 from hotloop.records import Epoch
 from hotloop.training.callbacks import RunHooks
-from hotloop.training.scores import Scored
+from hotloop.training.training_data import Transform
 from hotloop.values.saved import HasState, all_or_nothing
 
 if TYPE_CHECKING:
-    from hotloop.training.kernel import RunState
+    from hotloop.metrics.evaluation import Metrics
+    from hotloop.monitor.logs import Logged
+    from hotloop.training.kernel import TrainingRun
     from hotloop.training.saving import Saver
+    from hotloop.training.scores import Scored
+
+AnyPart = TypeVar("AnyPart", "Part", "type[Part]")
 
 
 @dataclass(frozen=True)
 class FitArguments:
     """What a run was asked for; each part takes what is its own."""
 
+    epochs: int
     loader: Iterable[Any]
     validate: Iterable[Any] | None
-    transform: Callable[[Any], Any] | None
-    metrics: Metrics | None
+    transform: Transform | None
+    metrics: "Metrics | None"
     predict: Predict
     hooks: RunHooks
-    scored: Scored | None  # the criterion, where it adds up metrics
+    scored: "Scored | None"  # the criterion, where it adds up metrics
     saver: "Saver | None"
     time_limit: float | None  # seconds
     progress: bool | None
     monitor: bool
-    log: Logged
+    log: "Logged"
 
 
 class Part(HasState):
     """A part overrides the hooks that it needs, and costs nothing in the others.
 
     Fields of the type `Saved[…]` are in a checkpoint, are checked before they are loaded and undone if loading fails.
-    Parts know of one another by the `RunState` alone; `after` names those whose hooks come first.
+    Parts know of one another by the `TrainingRun` alone; `after` names those whose hooks come first.
     """
 
     after: ClassVar[tuple[str, ...]] = ()
     needs_epochs_now: bool = False  # whether an epoch must be known before the next one begins
+    idle: tuple[str, ...] = ()  # hooks of its own that have nothing to do in this run
     may_be_new: bool = False  # whether a run may go on that did not have it
     differs: str | None = None  # why a resumed run may differ from one that never stopped
     says: str | None = None  # what else a person is told of a resumed run
 
-    def __init__(self, run: "RunState", asked: FitArguments) -> None:
+    def __init__(self, run: "TrainingRun", asked: FitArguments) -> None:
         self.run = run
 
     def see_all(self, parts: "Parts") -> None:
@@ -137,13 +142,21 @@ class Part(HasState):
         """Load what the loading of other parts depends on."""
 
 
+HOOKS = (  # in the order of a run
+    *("around", "begin", "begin_epoch", "before_step", "after_step", "is_due", "between_windows", "after_batches"),
+    *("end_epoch", "known_epochs", "complete", "before_evaluation", "evaluate", "epoch_known", "epoch_done"),
+    *("after_epoch", "end", "finish", "close"),
+)
+
+
 class Parts:
     """The parts of a run in their order; its methods call the hooks that they have for a moment."""
 
     begin: Callable[[], None]
     begin_epoch: Callable[[], None]
-    before_step: Callable[[int], None]
-    after_step: Callable[[Tensor | None, int], None]
+    before_step: Sequence[Callable[[int], None]]
+    after_step: Sequence[Callable[[Tensor | None, int], None]]
+    is_due: Sequence[Callable[[], bool]]
     between_windows: Callable[[bool], None]
     after_batches: Callable[[], None]
     end_epoch: Callable[[bool], None]
@@ -155,18 +168,20 @@ class Parts:
     finish: Callable[[], None]
     close: Callable[[], None]
     _CALLED: ClassVar = (
-        *("begin", "begin_epoch", "before_step", "after_step", "between_windows", "after_batches", "end_epoch"),
+        *("begin", "begin_epoch", "between_windows", "after_batches", "end_epoch"),
         *("before_evaluation", "epoch_known", "epoch_done", "after_epoch", "end", "close"),
     )
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self.all = _in_order(parts)
+        self.all = in_order(parts)
+        self._hooks = [{*hooks_of(type(part))}.difference(part.idle) for part in self.all]
         for part in self.all:
             part.see_all(self)
         for hook in self._CALLED:
             setattr(self, hook, _each(self._having(hook)))
         self.finish = _each(self._having("finish")[::-1])
-        self._due = self._having("is_due")
+        for hook in ("before_step", "after_step", "is_due"):  # the kernel calls them itself, in every step
+            setattr(self, hook, tuple(self._having(hook)))
         self._evaluate = self._having("evaluate")
         self._needs_epochs_now = any(part.needs_epochs_now for part in self.all)
 
@@ -183,11 +198,9 @@ class Parts:
                 stack.enter_context(enter())
             yield
 
-    def is_due(self) -> bool:
-        for due in self._due:  # noqa: SIM110  # `any` would make a generator, in every step
-            if due():
-                return True
-        return False
+    def wants_to_save(self) -> bool:
+        """Whether a part wants to save now."""
+        return any(is_due() for is_due in self.is_due)
 
     def known_epochs(self, wait: bool) -> list[tuple[Epoch, bool]]:
         several = [known(wait or self._needs_epochs_now) for known in self._having("known_epochs")]
@@ -243,10 +256,15 @@ class Parts:
 
     def _having(self, hook: str) -> list[Callable[..., Any]]:
         """The hooks of those parts that have one of their own."""
-        return [getattr(part, hook) for part in self.all if getattr(type(part), hook) is not getattr(Part, hook)]
+        return [getattr(part, hook) for part, own in zip(self.all, self._hooks, strict=True) if hook in own]
 
 
-def _in_order(parts: Sequence[Part]) -> list[Part]:
+def hooks_of(kind: type[Part]) -> tuple[str, ...]:
+    """The moments at which parts of a kind are called."""
+    return tuple(hook for hook in HOOKS if getattr(kind, hook) is not getattr(Part, hook))
+
+
+def in_order(parts: Sequence[AnyPart]) -> list[AnyPart]:
     """Each part behind those that it names in `after`, and else as they were given."""
     named = {part.name: part for part in parts}
     sorter = TopologicalSorter({part.name: [each for each in part.after if each in named] for part in parts})

@@ -6,19 +6,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from hotloop._torch import inner_schedulers
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.metrics.evaluation import Metrics
 from hotloop.printing.text import an, plural
 from hotloop.records import Epoch
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.training.warmup import WarmupCosine
 from hotloop.values.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from hotloop.metrics.evaluation import Metrics
 
 Every = Literal["step", "epoch"]
 OneOrMore = LRScheduler | Sequence[LRScheduler]
@@ -69,7 +71,7 @@ class Schedule:
     def _watching(self) -> list[ReduceLROnPlateau]:
         return [scheduler for scheduler in self.schedulers if isinstance(scheduler, ReduceLROnPlateau)]
 
-    def check(self, metrics: Metrics | None) -> None:
+    def check(self, metrics: "Metrics | None") -> None:
         """Before a run: raise for a scheduler whose metric is ambiguous."""
         if any(each.mode == "max" for each in self._watching) and len(metrics or {}) != 1:
             several = f"there are {len(metrics)} metrics: {', '.join(metrics)}" if metrics else "there is no metric"
@@ -135,7 +137,7 @@ class Schedule:
                 )
             self._waiting[number] = watching.last_epoch
 
-    def after_evaluation(self, epoch: Epoch, metrics: Metrics | None) -> None:
+    def after_evaluation(self, epoch: Epoch, metrics: "Metrics | None") -> None:
         """Step schedulers that watch a metric: the validation loss, the training loss without one, or with
         `mode="max"` the only metric."""
         for scheduler in self._watching:
@@ -172,7 +174,7 @@ def functions_in(scheduler: Any) -> Iterator[Any]:
         yield from (each for each in several if isinstance(each, FunctionType | MethodType | partial))
 
 
-def _only(epoch: Epoch, metrics: Metrics | None) -> float:
+def _only(epoch: Epoch, metrics: "Metrics | None") -> float:
     """The value of the only metric of a run."""
     (name,) = metrics or ("",)
     if name not in epoch.metrics:

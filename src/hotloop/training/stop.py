@@ -24,14 +24,17 @@ class Stop:
 
     def __init__(self) -> None:
         self.why: str | None = None  # what asked for the end first
+        self.asked = False
+        self.is_final = False  # nothing is left to do, whatever number of epochs is left
         self.twice = False  # Ctrl-C, so that whoever trains was interrupted
         self._pressed = False  # the same, once
         self._at_once = False
         self._before: dict[signal.Signals, Any] = {}  # handlers to restore
 
-    @property
-    def asked(self) -> bool:
-        return self.why is not None
+    def ask(self, why: str, *, is_final: bool = False) -> None:
+        """Ask for the end of the run, unless something has before."""
+        if not self.asked:
+            self.why, self.asked, self.is_final = why, True, is_final
 
     @contextmanager
     def listening(self, *, terminate: bool = False) -> Iterator[Self]:
@@ -72,7 +75,7 @@ class Stop:
     def _hear(self, signum: int, frame: FrameType | None) -> None:
         pressed = signum == signal.SIGINT
         again, self._pressed = pressed and self._pressed, pressed or self._pressed
-        self.why = self.why or ("Ctrl-C" if pressed else "SIGTERM")
+        self.ask("Ctrl-C" if pressed else "SIGTERM")
         self.shield()
         if again or self._at_once:  # SIGTERM again is impatience, and the save is what it is impatient for
             self._at_once, self.twice = False, self.twice or again

@@ -19,6 +19,7 @@ from hotloop.device.backend import backend_of
 from hotloop.errors import LossNotFinite
 from hotloop.placement.host_copy import HostCopy, in_one_row
 from hotloop.printing.text import plural, shorten
+from hotloop.step.eager import See
 from hotloop.values.saved import Count, HasState, Positive, Saved, not_saved_there
 
 READ_EVERY = 0.25  # seconds between two looks at a loss on an accelerator
@@ -104,11 +105,11 @@ class Watch(HasState):
         single: bool,
         advice: Sequence[str] = (),
     ) -> None:
-        self.device = device
+        is_host = backend_of(device).is_host
+        self.see: See = self.see_now if is_host else self.see_later  # of each batch
         self._heard: Callable[[float], None] | None = None
         self._advice = list(advice)  # what to try when the loss is lost
-        self._host = backend_of(device).is_host
-        self.is_in_time = single and self._host  # a bad loss is seen before any weight has changed
+        self.is_in_time = single and is_host  # a bad loss is seen before any weight has changed
         self._names: Collection[str] = ()  # of the losses
         self.curve = []
         self._losses = EpochLosses()
@@ -153,11 +154,8 @@ class Watch(HasState):
             self.items = self.items + count * len(losses)
             self._losses.add(Seen(self._batches, self._epoch, origins, count), losses)
 
-    def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
-        """Add the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
-        if self._host:
-            self._see_now(parts, count)
-            return
+    def see_later(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
+        """Add the losses of one batch, detached, which stay on the device for now."""
         if len(parts) == 1 and type(count) is int and (loss := parts.get("loss")) is not None and not loss.ndim:
             self._single.append((loss, count, None if self._stream is None else self._stream.origin))
             if len(self._single) >= self._wait:  # of what can wait, nothing is done in each step
@@ -189,7 +187,8 @@ class Watch(HasState):
         self._losses.add(Seen(self._batches, self._epoch, origins, count), losses)
         self._look(time.monotonic())
 
-    def _see_now(self, parts: dict[str, Tensor], items: int | Tensor) -> None:
+    def see_now(self, parts: dict[str, Tensor], items: int | Tensor) -> None:
+        """The same on a CPU, where they are checked at once, before they reach the weights."""
         self._names = parts.keys()
         numbers = [*map(Tensor.item, parts.values())]
         loss = sum(numbers)

@@ -32,7 +32,7 @@ class HasState:
     def saved_fields(cls) -> dict[str, Any]:
         """The names and types of its fields that a checkpoint holds."""
         if "_saved_fields" not in vars(cls):
-            hints = get_type_hints(cls, include_extras=True, localns={"RunState": object})
+            hints = get_type_hints(cls, include_extras=True, localns={"TrainingRun": object})
             cls._saved_fields = {name: hint for name, hint in hints.items() if "saved" in get_args(hint)[1:]}
         return cls._saved_fields
 

@@ -9,8 +9,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from hotloop.errors import BadArgument
-from hotloop.training.kernel import RunState
-from hotloop.training.part import FitArguments, Part, Parts
+from hotloop.training.kernel import TrainingRun
+from hotloop.training.part import FitArguments, Part, Parts, hooks_of, in_order
 
 SERVES = {  # arguments of `fit` and of the loop
     "best": ("patience", "restore_best"),
@@ -26,6 +26,7 @@ SERVES = {  # arguments of `fit` and of the loop
 NEEDED_FOR = {  # no other run has them
     **{part: served for part, served in SERVES.items() if part not in ("best", "signals")},
     "journal": ("log", "monitor"),
+    "progress": ("progress",),
 }
 
 
@@ -39,10 +40,15 @@ def refuse_unserved(given: Set[str]) -> None:
             )
 
 
-def parts_of_run(run: RunState, asked: FitArguments, given: Set[str]) -> Parts:
+def parts_of_run(run: TrainingRun, asked: FitArguments, given: Set[str]) -> Parts:
     """The parts that a run has which was given these arguments."""
     wanted = [name for name in _names() if name not in NEEDED_FOR or not given.isdisjoint(NEEDED_FOR[name])]
     return Parts([_part_in(name)(run, asked) for name in wanted])
+
+
+def hooks_by_part() -> dict[str, tuple[str, ...]]:
+    """The hooks of each part that a run can have, in the order of the parts."""
+    return {kind.name: hooks_of(kind) for kind in in_order([_part_in(name) for name in _names()])}
 
 
 @cache

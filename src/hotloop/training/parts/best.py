@@ -13,9 +13,8 @@ from hotloop.errors import HotloopError
 from hotloop.printing.text import printable
 from hotloop.records import BestEpoch, Epoch
 from hotloop.step.sharding import local_shard, sharded
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
-from hotloop.training.state import load_module, modules_of
 from hotloop.values.snapshot import Snapshot
 
 
@@ -25,10 +24,11 @@ class Best(Part):
     name = "best"
     after = ("validation", "schedule")
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         hooks = asked.hooks
         self._goal, self._patience, self._restores = hooks.goal, hooks.patience, hooks.restores_best
+        self._saver = asked.saver
         self._score = math.inf
         self._weights: list[dict[str, Any]] | None = None  # of the best epoch of this part, where they are wanted
 
@@ -45,21 +45,24 @@ class Best(Part):
 
     def epoch_done(self, epoch: Epoch) -> None:
         if self._restores and self._is_best(epoch):
-            self._weights = _weights_of(modules_of(self.run.core))
+            self._weights = _weights_of(self._modules())
 
     def after_epoch(self) -> None:
         """End the run where the last `patience` epochs were no better."""
         run = self.run
-        if self._patience is not None and not run.stop.asked and not run.is_cut_short:
-            run.stop.why = self._goal.words_for_patience(run.best, run.history[-1], self._patience)
-            run.is_done = run.stop.asked
+        if self._patience is None or run.is_cut_short:
+            return
+        if (words := self._goal.words_for_patience(run.best, run.history[-1], self._patience)) is not None:
+            run.stop.ask(words, is_final=True)
 
     def finish(self) -> None:
         """Load the weights of the best epoch into model and criterion; where they do not fit, nothing changes."""
         run, best = self.run, self.run.best
         if not self._restores or best is None or self._is_best(run.history[-1]):
             return
-        modules = modules_of(run.core)
+        from hotloop.training.state import load_module  # noqa: PLC0415  # few runs need it
+
+        modules = self._modules()
         run.core.modes.eval()  # as the optimizer was when they were kept
         with run.core.switch.unplanned():
             before = Snapshot().values((t for m in modules for t in (*m.parameters(), *m.buffers())), on_host=True)
@@ -77,6 +80,11 @@ class Best(Part):
                     stacklevel=4,
                 )
 
+    def _modules(self) -> list[nn.Module]:
+        from hotloop.training.state import modules_of  # noqa: PLC0415  # the same
+
+        return modules_of(self.run.core)
+
     def report(self) -> Mapping[str, Any]:
         return {"best": self.run.best}
 
@@ -91,7 +99,7 @@ class Best(Part):
 
     def _saved_weights(self, number: int, modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
         """The weights of the best epoch from the checkpoint of an earlier part of the run."""
-        tree = None if self.run.saver is None else self.run.saver.read_best()
+        tree = None if self._saver is None else self._saver.read_best()
         if tree is None:
             raise HotloopError("no checkpoint holds them")
         if tree["data"]["epoch"] != number:

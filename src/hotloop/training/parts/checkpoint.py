@@ -9,7 +9,7 @@ from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.errors import HotloopError
 from hotloop.printing.text import printable
 from hotloop.records import Epoch
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part, Parts
 from hotloop.values.saved import Count, Saved, all_or_nothing
 
@@ -22,13 +22,12 @@ class Checkpoints(Part):
     resumed: Saved[Count] = 0  # times that the run went on from a checkpoint
     seconds: Saved[float] = 0.0  # for which training was held up in earlier parts of the run
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         assert asked.saver is not None
         self._saver, self._goal = asked.saver, asked.hooks.goal
         self._is_due = self._is_refused = False
         self._before: dict[str, Any] | None = None  # the state before an evaluation
-        run.saver = self._saver
 
     def see_all(self, parts: Parts) -> None:
         self.parts = parts
@@ -113,7 +112,7 @@ class Checkpoints(Part):
             every = "the epoch was" if run.epochs == 1 else f"all {run.epochs} epochs were"
             run.say(f"{every} done at step {run.loop.steps}: nothing is left to train")
             return
-        if run.is_done:
+        if run.stop.is_final:
             return  # the line of its end tells all
         place = f"after epoch {run.epoch} of {run.epochs}"
         if run.batches:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hotloop.data import Position
 from hotloop.data.loader_rng import loader_rng_restorer
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 from hotloop.values.saved import Count, Saved
 
@@ -20,7 +20,7 @@ class Data(Part):
     batches: Saved[Count | None]  # of the next one; None between two epochs
     position: Saved[dict[str, Any]]
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         self._loader = asked.loader
 
@@ -37,7 +37,7 @@ class Data(Part):
     def state_dict(self) -> dict[str, Any]:
         run, stream = self.run, self.run.core.data.stream
         assert stream is not None
-        run.unsaved |= {*stream.changed_in_workers}
+        run.unsaved.update(stream.changed_in_workers)
         self.epoch, self.batches = run.epoch, None if run.is_between else run.batches
         self.position = stream.position(self.batches).state_dict()
         return super().state_dict()
@@ -50,7 +50,7 @@ class Data(Part):
         super().load(state, undo)
         undo.callback(loader_rng_restorer(self._loader))
         run = self.run
-        run.epoch, run.batches, run.is_between = self.epoch, self.batches or 0, self.batches is None
+        run.resume_at(self.epoch, self.batches)
         where = Position.from_state_dict(self.position)
         self.differs = run.core.data.resume(
             self._loader, where, undo, lambda done, every: run.say(f"batch {done} of {every}")

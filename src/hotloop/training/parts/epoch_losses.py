@@ -12,7 +12,7 @@ import numpy as np
 from hotloop.checkpoint.damage import unusable
 from hotloop.device.clock import Clock
 from hotloop.records import Epoch
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 from hotloop.training.watch import Ending
 from hotloop.values.saved import Saved
@@ -38,7 +38,7 @@ class EpochRecords(Part):
     unevaluated: Saved[Epoch | None] = None
     history: Saved[np.ndarray[Any, Any]]  # the epochs as JSON: what is no tensor in a checkpoint does not grow
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         core = run.core
         self.needs_epochs_now = (

@@ -9,7 +9,7 @@ from torch import Tensor
 from hotloop.levers.flags import fused_steps
 from hotloop.records import Epoch
 from hotloop.training.callbacks import EpochRecord, StepRecord, asks_to_stop
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 
 
@@ -19,11 +19,13 @@ class Hooks(Part):
     name = "hooks"
     after = ("schedule", "best")
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         self._on_step, self._on_epoch = asked.hooks.on_step, asked.hooks.on_epoch
         self.needs_epochs_now = bool(self._on_epoch)  # which sees the weights of its epoch, and may change the next one
         self._latest: StepRecord | None = None
+        if not self._on_step:
+            self.idle = ("after_step",)
 
     def begin_epoch(self) -> None:
         self._latest = None
@@ -57,4 +59,4 @@ class Hooks(Part):
                 )
             raise
         if stops:
-            self.run.stop.why = self.run.stop.why or name
+            self.run.stop.ask(name)

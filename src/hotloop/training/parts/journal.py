@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from hotloop.errors import PlanWarning
-from hotloop.monitor.logs import Logs
+from hotloop.monitor.logs import Logs, targets_of
 from hotloop.monitor.watching import EVERY, Watching
 from hotloop.records import Epoch
 from hotloop.step.norms import NormReader
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 
 
@@ -26,7 +26,7 @@ class Journal(Part):
     name = "journal"
     after = ("signals",)
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         self._monitor = asked.monitor
         self._logs = Logs(asked.log)
@@ -34,6 +34,8 @@ class Journal(Part):
         self._watching: Watching | None = None
         self._is_due = False  # whether the step that runs is logged
         self._last = 0.0
+        if not targets_of(asked.log):
+            self.idle = ("before_step", "after_step")
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -53,7 +55,7 @@ class Journal(Part):
 
     def before_step(self, batches: int) -> None:
         """Steps are logged at the rate of hardware samples."""
-        if self._logs.is_empty or time.monotonic() - self._last < EVERY:
+        if time.monotonic() - self._last < EVERY:
             return
         self._is_due, self._last = True, time.monotonic()
         self._norms.ask()

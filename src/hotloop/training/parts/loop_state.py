@@ -6,7 +6,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from hotloop.printing.text import shorten
-from hotloop.training.part import Part
+from hotloop.training.kernel import TrainingRun
+from hotloop.training.part import FitArguments, Part
 from hotloop.training.state import LoopState, is_shaped
 
 
@@ -15,16 +16,20 @@ class SavedLoop(Part):
 
     name = "loop"
 
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
+        super().__init__(run, asked)
+        self._saver = asked.saver
+
     @cached_property
     def _loop(self) -> LoopState:
         """Made before training, since states are compared with what the script has built."""
         return LoopState(self.run.core)
 
     def begin(self) -> None:
-        if (saver := self.run.saver) is not None:
+        if self._saver is not None:
             loop = self._loop
             if is_shaped(self.run.core):
-                saver.check({"loop": loop.state_dict()})
+                self._saver.check({"loop": loop.state_dict()})
 
     def state_dict(self) -> dict[str, Any]:
         state = self._loop.state_dict()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hotloop.records import Epoch
 from hotloop.training.display import Display
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 from hotloop.training.stop import ending_words
 
@@ -18,9 +18,11 @@ class Progress(Part):
     name = "progress"
     after = ("signals",)
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
-        self._show = asked.progress
+        self._show, self._saver = asked.progress, asked.saver
+        if self._show is False:  # as on ranks other than the first
+            self.idle = ("after_step",)
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -46,7 +48,7 @@ class Progress(Part):
         if not run.stop.asked or run.is_complete:
             return
         place = f"step {run.loop.steps:,}, epoch {min(run.epoch + 1, run.epochs)} of {run.epochs}"
-        saved = None if run.saver is None else (run.saver.folder, run.saver.last)
-        is_writing = run.saver is not None and run.saver.writer.busy
+        saved = None if self._saver is None else (self._saver.folder, self._saver.last)
+        is_writing = self._saver is not None and self._saver.writer.busy
         words = ending_words(run.stop.why or "", place, saved, is_writing=is_writing)
-        self._display.say(f"{words}: nothing is left to train" if run.is_done and not run.items else words)
+        self._display.say(f"{words}: nothing is left to train" if run.stop.is_final and not run.items else words)

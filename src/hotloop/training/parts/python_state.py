@@ -12,7 +12,7 @@ from hotloop.data.origin import makers_of
 from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.printing.text import shorten
 from hotloop.training.changes import Changes, Unsaved
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 from hotloop.training.state import handed_to, is_shaped, modules_of
 from hotloop.values.saved import Saved
@@ -25,9 +25,9 @@ class PythonState(Part):
     after = ("data", "validation")
     lost: Saved[list[str]]  # names of what training changes and no checkpoint holds
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
-        self._loader, self._validate = asked.loader, asked.validate
+        self._loader, self._validate, self._saver = asked.loader, asked.validate, asked.saver
         self._unsaved: Unsaved | None = None
         self.lost = []
         core = run.core
@@ -46,8 +46,8 @@ class PythonState(Part):
         self._changes.leave()
 
     def begin(self) -> None:
-        if self.run.saver is not None and is_shaped(self.run.core):
-            self.run.saver.check({"changes": self._changes.state_dict()})
+        if self._saver is not None and is_shaped(self.run.core):
+            self._saver.check({"changes": self._changes.state_dict()})
         searched = {"sampler": samplers_in(self._loader), "validation sampler": samplers_in(self._validate)}
         extra = {name + ".sampler" * n: each for name, several in searched.items() for n, each in enumerate(several)}
         self._unsaved = Unsaved(self._changes, extra)

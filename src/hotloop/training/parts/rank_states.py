@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from hotloop.checkpoint.codec import unpack
 from hotloop.printing.text import plural
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 from hotloop.values.saved import Count, Saved
 
@@ -21,7 +20,7 @@ class RanksTogether(Part):
     batch: Saved[Count | None]  # items of a step on all ranks together
     random: Saved[list[Any]]  # rng states, rank by rank
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         size = getattr(asked.loader, "batch_size", None)
         self._batch = size * run.core.ranks.size if isinstance(size, int) else None  # items of a step on all ranks
@@ -64,6 +63,8 @@ class RanksTogether(Part):
         if ranks.group is not None and not is_other and state["random"]:
             plain, data = state["random"][ranks.group.rank]
             tensors = {name: torch.tensor(values, dtype=getattr(torch, kind)) for name, (kind, values) in plain.items()}
+            from hotloop.checkpoint.codec import unpack  # noqa: PLC0415  # only ranks need it
+
             loop["random"] = unpack(tensors, data)
         if not ranks.is_first:
             loop["watch"] = _nothing_seen(loop["watch"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from hotloop.plan import Plan
 from hotloop.records import PlanChange, is_of, restored
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 from hotloop.values.saved import Count, Saved, not_saved_there
 
@@ -25,7 +25,7 @@ class Reporting(Part):
     before: Saved[tuple[Count, Count, Count, Count]]
     plans: Saved[list[PlanChange]]
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         core = run.core
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -46,7 +46,7 @@ class Reporting(Part):
             "seconds": self.seconds,
             "steps": loop.steps - steps,
             "skipped": loop.skipped - skipped,
-            "interrupted": run.stop.asked and not (run.is_complete or run.is_done),
+            "interrupted": run.stop.asked and not (run.is_complete or run.stop.is_final),
             "curve": tuple((batch - first, loss) for batch, loss in run.core.watch.curve if batch > first),
             "peak_memory": self.peak_memory if run.core.subject.backend.tells_memory else None,
             "tuning": self.tuning,

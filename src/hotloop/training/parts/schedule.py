@@ -1,7 +1,7 @@
 """Schedulers that watch a metric, or count epochs that were evaluated."""
 
 from hotloop.records import Epoch
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 
 
@@ -11,7 +11,7 @@ class Scheduling(Part):
     name = "schedule"
     after = ("validation",)
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         self._metrics = asked.metrics
         self.needs_epochs_now = run.core.schedule.watches_a_metric

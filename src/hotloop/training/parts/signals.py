@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 from hotloop.training.stop import FAILURES, is_of_a_loader
 
@@ -16,11 +16,13 @@ class Signals(Part):
 
     name = "signals"
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         self._until = None if asked.time_limit is None else time.perf_counter() + asked.time_limit
         self._terminate = asked.saver is not None  # else there is nothing that a job's end could wait for
         self._is_over = False
+        if self._until is None and not self._terminate:
+            self.idle = ("after_step",)
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -35,7 +37,7 @@ class Signals(Part):
     def after_step(self, loss: Tensor | None, batches: int) -> None:
         self.run.stop.shield()
         if self._until is not None and time.perf_counter() > self._until:
-            self.run.stop.why = self.run.stop.why or "the time limit"
+            self.run.stop.ask("the time limit")
 
     def finish(self) -> None:
         self._is_over = True

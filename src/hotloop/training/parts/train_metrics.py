@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hotloop.records import Epoch
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 from hotloop.training.scores import EpochScores
 
@@ -18,7 +18,7 @@ class TrainMetrics(Part):
 
     name = "train_metrics"
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         assert asked.scored is not None
         self._scored = asked.scored

@@ -8,7 +8,7 @@ from typing import Any
 from hotloop.data.loader_rng import loader_rng_restorer
 from hotloop.data.validation_loader import Validation
 from hotloop.records import Epoch
-from hotloop.training.kernel import RunState
+from hotloop.training.kernel import TrainingRun
 from hotloop.training.part import FitArguments, Part
 from hotloop.values.saved import Saved
 
@@ -22,7 +22,7 @@ class Evaluating(Part):
     may_be_new = True
     draws: Saved[dict[str, Any] | None] = None  # where its loader is, between two evaluations
 
-    def __init__(self, run: RunState, asked: FitArguments) -> None:
+    def __init__(self, run: TrainingRun, asked: FitArguments) -> None:
         super().__init__(run, asked)
         self._given, self._metrics, self._predict = asked.validate, asked.metrics, asked.predict
         self._validation = Validation(asked.validate, run.loop.device, saved=asked.saver is not None)
@@ -35,7 +35,7 @@ class Evaluating(Part):
         return replace(epoch, metrics=scores)
 
     def state_dict(self) -> dict[str, Any]:
-        self.run.unsaved |= {*self._validation.changed_in_workers}
+        self.run.unsaved.update(self._validation.changed_in_workers)
         self.draws = self._validation.state_dict()
         return super().state_dict()
 
