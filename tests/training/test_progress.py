@@ -164,7 +164,7 @@ def test_a_notebook_has_one_output_that_is_drawn_again(notebook: Notebook, monke
     html = last["text/html"]
     assert "a plan &lt; was found" in html
     assert "validation accuracy" in html
-    assert "0.975" in html
+    assert "97.5%" in html
     assert html.count("<tr>") == 21, "a header and the last twenty epochs"
     assert "10 epochs before these" in html
     assert "elapsed" not in html, "the bar goes when the run has ended"
