@@ -2,9 +2,11 @@
 
 import math
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import partial
+from functools import cache
+from itertools import repeat
+from operator import call
 from statistics import median
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -35,28 +37,38 @@ class Record:
 
 def is_of(hint: Any, value: Any, *, finite: bool = True) -> bool:
     """Whether a value is what a type says, as far as records use types."""
+    return _type_check(hint, finite)(value)
+
+
+@cache
+def _type_check(hint: Any, finite: bool) -> Callable[[Any], bool]:
+    """The check of one type, made once: lists in a checkpoint have thousands of entries."""
     kind, arms = get_origin(hint), get_args(hint)
-    inner = partial(is_of, finite=finite)
     if kind is Annotated:
-        return inner(arms[0], value) and all(fits(value) for fits in arms[1:] if callable(fits))
-    if kind in (types.UnionType, Union):
-        return any(inner(arm, value) for arm in arms)
+        several = [_type_check(arms[0], finite), *(arm for arm in arms[1:] if callable(arm))]
+        return lambda value: all(map(call, several, repeat(value)))
     if kind is Literal:
-        return any(type(value) is type(arm) and value == arm for arm in arms)
+        return lambda value: any(type(value) is type(arm) and value == arm for arm in arms)
+    if kind not in (list, tuple, dict, types.UnionType, Union, None):  # such as a callable, of which JSON holds nothing
+        return lambda value: isinstance(value, kind)
+    checks = [_type_check(arm, finite) for arm in arms if arm is not Ellipsis]
+    if kind in (types.UnionType, Union):
+        return lambda value: any(check(value) for check in checks)
+    if kind is list or (kind is tuple and arms[-1] is Ellipsis):
+        return lambda value: isinstance(value, kind) and all(map(checks[0], value))
     if kind is tuple:
-        each = [arms[0]] * len(value) if arms[-1] is Ellipsis and isinstance(value, tuple) else list(arms)
-        return isinstance(value, tuple) and len(value) == len(each) and all(map(inner, each, value))
+        return lambda value: isinstance(value, tuple) and len(value) == len(checks) and all(map(call, checks, value))
     if kind is dict:
-        return isinstance(value, dict) and all(inner(arms[0], k) and inner(arms[1], v) for k, v in value.items())
-    if kind is list:
-        return isinstance(value, list) and all(inner(arms[0], item) for item in value)
-    if kind is not None:  # such as a callable, of which JSON holds nothing
-        return isinstance(value, kind)
+        return lambda value: (
+            isinstance(value, dict) and all(map(checks[0], value)) and all(map(checks[1], value.values()))
+        )
     if hint is float:
-        return type(value) in (int, float) and (math.isfinite(value) or not finite)
+        return lambda value: type(value) in (int, float) and (not finite or math.isfinite(value))
     if isinstance(hint, type) and issubclass(hint, Record):
-        return isinstance(value, hint) and value.is_sound(finite=finite)
-    return hint is Any or type(value) is hint or (hint not in _AS_THEY_ARE and isinstance(value, hint))
+        return lambda value: isinstance(value, hint) and value.is_sound(finite=finite)
+    if hint is Any:
+        return lambda value: True
+    return lambda value: type(value) is hint or (hint not in _AS_THEY_ARE and isinstance(value, hint))
 
 
 def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Watch(HasState):
     _batches: Saved[Count] = 0  # since the start of the run
     items: Saved[Count | Tensor] = 0  # in this epoch
     latest: Saved[float | None] = None  # total loss of a batch a moment ago
-    curve: Saved[list[tuple[Count, float]]]
+    curve: Saved[list[tuple[int, float]]]  # batches and their losses
     _stride: Saved[Positive] = 1  # of the curve, in batches
     totals: Saved[list[float]]  # of each loss in this epoch, weighed by items: what has reached the host
     sums: Saved[Tensor | None]  # the same of what has not

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from hotloop.checkpoint.damage import unusable
@@ -38,14 +39,15 @@ class HasState:
 
     def state_dict(self) -> dict[str, Any]:
         """Its state as plain data and tensors."""
-        return {name: as_plain(getattr(self, name)) for name in self.saved_fields()}
+        return {name: _as_plain(hint, getattr(self, name)) for name, hint in self.saved_fields().items()}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise for a state that is damaged or of another run, before anything has changed."""
         for name, hint in self.saved_fields().items():
             if name in state or not hasattr(type(self), name):
                 try:
-                    is_sound = is_of(hint, restored(hint, state[name]), finite=False)
+                    value = state[name]
+                    is_sound = is_of(hint, value, finite=False) or is_of(hint, restored(hint, value), finite=False)
                 except (TypeError, ValueError, LookupError, AttributeError, HotloopError):
                     is_sound = False
                 if not is_sound:
@@ -105,13 +107,25 @@ def not_saved_there(where: str) -> HotloopError:
     return unusable(f"{where} is not what a run of this loop saves there")
 
 
-def as_plain(value: Any) -> Any:
-    """A value whose records are plain data."""
+def _as_plain(hint: Any, value: Any) -> Any:
+    """A value of a type whose records are plain data; a list is another one."""
+    if _names_a_record(hint):
+        return _without_records(value)
+    return list(value) if type(value) is list else value
+
+
+@cache
+def _names_a_record(hint: Any) -> bool:
+    is_record = isinstance(hint, type) and issubclass(hint, Record)
+    return is_record or any(map(_names_a_record, get_args(hint)))
+
+
+def _without_records(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_json()
-    if type(value) is dict:
-        return {key: as_plain(each) for key, each in value.items()}
-    return type(value)(map(as_plain, value)) if type(value) in (list, tuple) else value
+    if isinstance(value, dict):
+        return {key: _without_records(each) for key, each in value.items()}
+    return type(value)(map(_without_records, value)) if isinstance(value, list | tuple) else value
 
 
 def _restore(table: dict[str, Any], before: dict[str, Any]) -> None:
