@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop._torch import has_amx
 from hotloop.plan import Precision
 
 
@@ -67,7 +66,7 @@ class Backend:
         return None
 
     def half_precision(self) -> Precision | None:
-        """The half precision that it has fast arithmetic for."""
+        """The half precision that a GPU has fast arithmetic for."""
         return None
 
     # Memory, in bytes
@@ -183,10 +182,6 @@ class CpuBackend(Backend):
     """The processor, whose memory is the main memory."""
 
     is_host = compiles = has_fused_optimizers = True
-    called = "CPU"
-
-    def half_precision(self) -> Precision | None:
-        return "bf16" if has_amx() else None
 
 
 class Accelerator(Backend):
