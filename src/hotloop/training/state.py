@@ -58,7 +58,7 @@ class LoopState(HasState):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._weights = Weights(core)  # the first: where its state is taken, FSDP has all shards in their places
+        self._weights = ModelState(core)  # the first: where its state is taken, FSDP has all shards in their places
         self._optimization, self._stateful = Optimization(core), Stateful(core)
         # In the order of loading.
         self._owners = (GlobalRng(core), self._optimization, PlanState(core), self._stateful, self._weights)
@@ -379,7 +379,7 @@ class PlanState(HasState):
         return restore
 
 
-class Weights(HasState):
+class ModelState(HasState):
     """Modules with weights, the model first, and parameters of an optimizer that belong to no module."""
 
     name = "loop"
