@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: scheduled(ReduceLROnPlateau, mode="max").fit(LOADER, validate=LOADER, metrics={"a": max, "b": min}),
         "there are 2 metrics: a, b",
     ),
-    "a plan for nothing": (lambda: hotloop.Plan("banana"), "device 'banana'"),
+    "a plan for nothing": (lambda: hotloop.Plan("no name!"), "device 'no name!'"),
     "a plan with half a switch": (lambda: hotloop.Plan("cpu", fused="yes"), "fused='yes'"),
     "a plan for another device": (lambda: loop(plan=hotloop.Plan("cuda")), "a plan for cuda, and a Loop on cpu"),
     "a dataset": (lambda: loop().fit(DATA), "a TensorDataset, which gives items"),
