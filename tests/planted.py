@@ -23,13 +23,13 @@ ZOO = "tests/zoo/test_same_training.py::test_the_plain_plan_is_the_loop_by_hand"
 KILLED = "tests/zoo/test_killing.py::test_a_killed_run_goes_on"
 STARVED = "tests/zoo/test_out_of_memory.py"
 GPU = "tests/zoo/test_same_training_gpu.py"
-RESUMING = "tests/training/test_resuming.py"
+RESUMING = "tests/run/test_resuming.py"
 RANKED = "tests/ranks/test_training.py::test_two_ranks_train_as_one_process_does"
 KILLED_RANK = (
     "tests/ranks/test_training.py"
     "::test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_not[ddp slowly-10]"
 )
-HOOKS = "tests/training/test_hooks.py"
+HOOKS = "tests/run/test_hooks.py"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ BUGS = [
     ),
     Bug(
         "by hand: steps are not tuned",
-        "training/training_data.py",
+        "run/training_data.py",
         "if done >= max(self._tuner.due, UNTIMED) and self._may_tune():",
         "if False:",
         ("tests/tune/test_by_hand.py",),
@@ -100,21 +100,21 @@ BUGS = [
         "step/window.py",
         "weight = losses.mass / self.unit",
         "weight = 1.0",
-        ("tests/training/test_losses.py", "tests/step/test_eager.py"),
+        ("tests/run/test_losses.py", "tests/step/test_eager.py"),
     ),
     Bug(
         "weights: the gradient of the parts is not compared",
         "objective/comparison.py",
         "if self._fits_gradient(way) and not (self.within and self.within._strays(name, way))",
         "",
-        ("tests/training/test_losses.py",),
+        ("tests/run/test_losses.py",),
     ),
     Bug(
         "weights: only the first size of micro-batches is compared",
         "objective/weighing.py",
         "(shapes_in(batch), size)\n        alike",
         "(shapes_in(batch), size and 1)\n        alike",
-        ("tests/training/test_split.py::test_another_size_of_micro_batches_is_compared_again",),
+        ("tests/run/test_split.py::test_another_size_of_micro_batches_is_compared_again",),
     ),
     Bug(
         "step: accumulation is not divided",
@@ -128,7 +128,7 @@ BUGS = [
         "step/training.py",
         "if eager.window.batches:",
         "if eager.window.batches > 1:",
-        (ZOO, "tests/step/test_eager.py", "tests/training/test_loop.py"),
+        (ZOO, "tests/step/test_eager.py", "tests/run/test_loop.py"),
     ),
     Bug(
         "step: clipping to twice the norm",
@@ -142,14 +142,14 @@ BUGS = [
         "step/eager.py",
         "self.counts.steps += stepped\n",
         "self.counts.steps += 1\n",
-        ("tests/step/test_eager.py", "tests/training/test_loop.py"),
+        ("tests/step/test_eager.py", "tests/run/test_loop.py"),
     ),
     Bug(
         "step: a loss leaves gradients on the weights of another objective",
         "step/eager.py",
         "return None if self._is_alone else [p for p in self.trained.parameters if p.requires_grad]",
         "return None",
-        (ZOO, "tests/step/test_eager.py", "tests/training/test_loop.py"),
+        (ZOO, "tests/step/test_eager.py", "tests/run/test_loop.py"),
     ),
     Bug(
         "step: a zero_grad of one's own clears what was accumulated",
@@ -160,10 +160,10 @@ BUGS = [
     ),
     Bug(
         "step: a plan that fails halfway stays halfway",
-        "training/plan_switch.py",
+        "run/plan_switch.py",
         "self.subject.exchange(new, self.step)",
         "pass",
-        ("tests/training/test_plans.py",),
+        ("tests/run/test_plans.py",),
     ),
     Bug(
         "step: a schedule by step stands still",
@@ -185,11 +185,11 @@ BUGS = [
         "values/snapshot.py",
         "self._quick.set_state(self._rng_state)",
         "pass",
-        ("tests/training/test_rewinding.py", STARVED),
+        ("tests/run/test_rewinding.py", STARVED),
     ),
     Bug(
         "rng: a resumed run draws anew",
-        "training/state.py",
+        "run/state.py",
         'RngStates.from_state_dict(_with_arrays(state["random"]), self._device).restore()',
         "pass",
         (KILLED,),
@@ -211,14 +211,14 @@ BUGS = [
     # Checkpoints
     Bug(
         "checkpoint: optimizers begin anew",
-        "training/state.py",
+        "run/state.py",
         "optimizer.load_state_dict(optimizer_sharded(optimizer, _with_own_settings(optimizer, values)))",
         "pass",
         (KILLED,),
     ),
     Bug(
         "checkpoint: schedulers begin anew",
-        "training/state.py",
+        "run/state.py",
         "scheduler.load_state_dict(known)",
         "pass",
         (KILLED,),
@@ -228,14 +228,14 @@ BUGS = [
         "step/training.py",
         'eager.scaler.load_state_dict(state["scalers"][eager.trained.name])',
         "pass",
-        ("tests/training/test_state.py",),
+        ("tests/run/test_state.py",),
     ),
     Bug(
         "checkpoint: buffers that no state_dict has are lost",
-        "training/state.py",
+        "run/state.py",
         "self.missing += _load_buffers(module, values, resized, core.subject.device)",
         "pass",
-        ("tests/training/test_state.py", KILLED),
+        ("tests/run/test_state.py", KILLED),
     ),
     Bug(
         "checkpoint: changed bytes are not noticed",
@@ -285,7 +285,7 @@ BUGS = [
         "data/loader_batches.py",
         "enumerate(batches, first))",
         "enumerate(batches, first + 1))",
-        ("tests/data/test_stream.py", "tests/data/test_feed.py", "tests/training/test_loop.py"),
+        ("tests/data/test_stream.py", "tests/data/test_feed.py", "tests/run/test_loop.py"),
     ),
     Bug(
         "stream: draws come later than a loader with workers makes them",
@@ -299,14 +299,14 @@ BUGS = [
         "metrics/evaluation.py",
         "self._fresh.append(_Share(name, value, items, items))",
         "self._fresh.append(_Share(name, value, 1, 1))",
-        ("tests/test_evaluation.py", "tests/training/test_losses.py"),
+        ("tests/test_evaluation.py", "tests/run/test_losses.py"),
     ),
     Bug(
         "evaluation: schedule-free optimizers stay in train mode",
-        "training/loop.py",
+        "run/loop.py",
         "with core.ranks.telling, core.modes.within(training=False):",
         "with core.ranks.telling:",
-        ("tests/training/test_modes.py",),
+        ("tests/run/test_modes.py",),
     ),
     Bug(
         "evaluation: dropout stays on", "metrics/evaluation.py", "    model.eval()\n", "", ("tests/test_evaluation.py",)
@@ -421,28 +421,28 @@ BUGS = [
     ),
     Bug(
         "ranks: a resumed rank draws the random numbers of the first",
-        "training/parts/rank_states.py",
+        "run/parts/rank_states.py",
         'state["random"][ranks.group.rank]',
         'state["random"][0]',
         (KILLED_RANK,),
     ),
     Bug(
         "ranks: each draws an order of its own",
-        "training/ranks_together.py",
+        "run/ranks_together.py",
         "self.group.share_rng_state([torch.default_generator, *generators_of(stream.loader)])",
         "pass",
         (RANKED,),
     ),
     Bug(
         "parts: the order that they declare is not kept",
-        "training/part.py",
+        "run/part.py",
         "[each for each in part.after if each in named]",
         "[]",
-        ("tests/training/test_parts.py",),
+        ("tests/run/test_parts.py",),
     ),
     Bug(
         "ranks: weights that drift apart are not seen",
-        "training/alike.py",
+        "run/alike.py",
         'return float(int.from_bytes(digest.digest()[:6], "big"))',
         "return 0.0",
         ("tests/ranks/test_failures.py::test_weights_that_drift_apart_end_the_run_with_the_names_of_the_ranks",),
@@ -464,14 +464,14 @@ BUGS = [
     ),
     Bug(
         "resume: a save does not say that it would be refused",
-        "training/parts/checkpoint.py",
+        "run/parts/checkpoint.py",
         "                self.parts.check(tree)",
         "pass",
         (RESUMING,),
     ),
     Bug(
         "resume: the history of epochs begins anew",
-        "training/parts/epoch_losses.py",
+        "run/parts/epoch_losses.py",
         "self.run.history[len(self._encoded) :]",
         "self.run.history[-1:]",
         (RESUMING,),
@@ -479,28 +479,28 @@ BUGS = [
     # Hooks
     Bug(
         "hooks: the update of a short window is not told",
-        "training/parts/hooks.py",
+        "run/parts/hooks.py",
         "self._latest is not None and self._latest.step != self.run.loop.steps:",
         "self._latest is not None and False:",
         (HOOKS,),
     ),
     Bug(
         "hooks: an average takes in every batch of a window",
-        "training/callbacks.py",
+        "run/callbacks.py",
         "if record.step == self._step:",
         "if False:",
         (HOOKS,),
     ),
     Bug(
         "hooks: the best weights are those of the last epoch",
-        "training/parts/best.py",
+        "run/parts/best.py",
         "if self._restores and self._is_best(epoch):",
         "if self._restores:",
         (HOOKS,),
     ),
     Bug(
         "hooks: patience ends an epoch late",
-        "training/callbacks.py",
+        "run/callbacks.py",
         "last.number - best.epoch < patience:",
         "last.number - best.epoch <= patience:",
         (HOOKS,),

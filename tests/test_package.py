@@ -36,7 +36,7 @@ import hotloop
 import hotloop.memory
 from hotloop import Loop
 for name in hotloop.__all__: getattr(hotloop, name)
-import hotloop.training.display, hotloop.report.runs, hotloop.apps.top.view, hotloop.apps.simulate.shown
+import hotloop.run.display, hotloop.report.runs, hotloop.apps.top.view, hotloop.apps.simulate.shown
 print(set_before == settings(), torch.cuda.is_initialized(), random.getstate() == before)
 """
     assert run(code) == "True False True\n"

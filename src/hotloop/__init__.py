@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from hotloop.plan import Plan as Plan
     from hotloop.ranks.group import world_size as world_size
     from hotloop.records import Report as Report
+    from hotloop.run import Loop as Loop
+    from hotloop.run.callbacks import Ema as Ema
+    from hotloop.run.warmup import WarmupCosine as WarmupCosine
+    from hotloop.run.weight_loading import load_weights as load_weights
     from hotloop.step.survive import survive_oom as survive_oom
-    from hotloop.training import Loop as Loop
-    from hotloop.training.callbacks import Ema as Ema
-    from hotloop.training.warmup import WarmupCosine as WarmupCosine
-    from hotloop.training.weight_loading import load_weights as load_weights
     from hotloop.values.rng import seed as seed
 
 _HOMES = {
     "Choice": "device",
     "DeviceMismatch": "errors",
-    "Ema": "training.callbacks",
+    "Ema": "run.callbacks",
     "HotloopError": "errors",
-    "Loop": "training",
+    "Loop": "run",
     "Plan": "plan",
     "Report": "records",
-    "WarmupCosine": "training.warmup",
+    "WarmupCosine": "run.warmup",
     "evaluate": "metrics.evaluation",
     "golden_rule": "placement.golden",
-    "load_weights": "training.weight_loading",
+    "load_weights": "run.weight_loading",
     "measure": "device.clock",
     "move": "placement",
     "pad_to": "data.padding",

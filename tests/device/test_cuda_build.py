@@ -14,7 +14,7 @@ SOURCE = Path(hotloop.__file__).parent
 BUILD = {"torch.version.cuda", "torch.backends.cuda.is_built", "torch.cuda._is_compiled"}
 MAY_ASK = {
     "device/probe.py",  # the facts of the machine
-    "training/run_files.py",  # a note in the folder of a run
+    "run/run_files.py",  # a note in the folder of a run
     "kernels/nvrtc.py",  # of a device that is there: CUDA's or ROCm's
     "device/backend.py",  # the same
     "apps/simulate/cuda.py",  # the version that the simulated GPU tells

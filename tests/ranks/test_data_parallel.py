@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from hotloop.errors import BadArgument
 from hotloop.ranks.group import Ranks
+from hotloop.run.ranks_together import Together
 from hotloop.step.data_parallel import SpreadModel, refuse_own_loss, spread_over_gpus
-from hotloop.training.ranks_together import Together
 
 
 def loader() -> DataLoader[Any]:

@@ -23,8 +23,8 @@ from hotloop.device import Choice
 from hotloop.errors import BadArgument, DeviceUnavailable, PlanWarning
 from hotloop.ranks.group import Ranks, ranks_of
 from hotloop.ranks.heartbeat import Beat, Heartbeat, RankLost
+from hotloop.run.rank_file import RankFile
 from hotloop.step.across import UpdateTimes
-from hotloop.training.rank_file import RankFile
 
 from ..thorough import some
 from ..warm import Warm

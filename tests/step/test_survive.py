@@ -11,8 +11,8 @@ from hotloop.errors import DoesNotFit
 from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.step.survive import survive_oom
 
+from ..run.test_memory import Wide, big, capped
 from ..thorough import tries
-from ..training.test_memory import Wide, big, capped
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 

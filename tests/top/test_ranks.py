@@ -12,7 +12,7 @@ import pytest
 from hotloop.apps.top.live import as_data
 from hotloop.apps.top.ranks import BYTES, FOLDER, RankRun, RankState, TopReading, runs_in, with_runs
 from hotloop.monitor.reading import Reading
-from hotloop.training.rank_file import FOLDER as WRITTEN
+from hotloop.run.rank_file import FOLDER as WRITTEN
 
 from .pretend import NASTY, workstation
 from .test_view import drawn

@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def _no_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is two processes of git for each run that saves."""
-    monkeypatch.setattr("hotloop.training.run_files._git", lambda folder: None)
+    monkeypatch.setattr("hotloop.run.run_files._git", lambda folder: None)

@@ -140,6 +140,6 @@ def _seconds(words: str) -> float:
 
     if words == JOIN_TIMEOUT:
         return JOIN  # without the import below, which takes a second
-    from hotloop.training.intervals import seconds_in
+    from hotloop.run.intervals import seconds_in
 
     return seconds_in(words)

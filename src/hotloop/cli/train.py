@@ -64,7 +64,7 @@ def train(
     if _ran_on_several(gpus, device):
         return
     from hotloop.cli.building import build, explained
-    from hotloop.training.intervals import seconds_in
+    from hotloop.run.intervals import seconds_in
 
     if time_limit is not None:
         seconds_in(time_limit)  # a mistake is told before the file runs

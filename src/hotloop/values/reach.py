@@ -98,7 +98,7 @@ _LOOKED_AFTER: tuple[Any, ...] = (
     *(random.random.__self__, np.random.random.__self__, torch.default_generator),  # type: ignore[attr-defined]
     sys.modules,
 )
-_CORE = "hotloop.training.core"  # what a loop keeps itself, where the objective is a method of an object that has one
+_CORE = "hotloop.run.core"  # what a loop keeps itself, where the objective is a method of an object that has one
 _CAPTURING = "transformers.utils.output_capturing"
 # What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
 _OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_scale", "found_inf", "step"}

@@ -15,7 +15,7 @@ from hotloop.printing.text import duration
 from hotloop.records import RankPace, Record, Report
 from hotloop.records.cache import cache_folder, why_foreign
 
-FOLDER = "ranks"  # where ranks write (hotloop.training.rank_file)
+FOLDER = "ranks"  # where ranks write (hotloop.run.rank_file)
 FILES, BYTES = 64, 2**17  # that are read, the newest first
 STALE, OLD = 60.0, 86400.0  # seconds after which a file is of a run that was killed, and after which it is removed
 
