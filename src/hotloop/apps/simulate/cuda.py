@@ -36,7 +36,7 @@ class SimulatedStream:
     """Stands in for `torch.cuda.Stream`."""
 
     wait: Wait = staticmethod(lambda kind: None)  # told when the host waits
-    query: Callable[..., bool]
+    asked: Callable[[], bool] = staticmethod(lambda: True)  # whether its work is done
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device = torch.device("cuda", 0)
@@ -45,6 +45,9 @@ class SimulatedStream:
 
     def synchronize(self) -> None:
         self.wait("synchronize")
+
+    def query(self) -> bool:
+        return self.asked()
 
     def wait_stream(self, stream: Any) -> None: ...
     def wait_event(self, event: Any) -> None: ...
@@ -216,7 +219,7 @@ class Cuda:
         if torch.version.cuda is None:
             patches.set(torch.version, "cuda", _CUDA_VERSION)
         patches.set(SimulatedStream, "wait", staticmethod(self._waited))
-        patches.set(SimulatedStream, "query", lambda stream: self._not_captured())
+        patches.set(SimulatedStream, "asked", staticmethod(self._not_captured))
         patches.set(SimulatedEvent, "wait_told", staticmethod(self._waited))
         patches.set(Graph, "known", self._gpu.known)
         for name in _SHARED:
