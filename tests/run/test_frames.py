@@ -63,4 +63,4 @@ def test_few_functions_lead_to_forward(options: dict[str, Any]) -> None:
 def test_few_functions_lead_to_forward_in_a_capture() -> None:
     captured = ways_of("cuda", hotloop.Plan("cuda", graph=1))[-1]
     assert "captured.py:__call__" in captured
-    assert len(captured) <= MOST, captured
+    assert len(captured) <= MOST + 2, captured  # what undoes a capture that fails, and what watches one

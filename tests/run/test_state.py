@@ -534,7 +534,7 @@ def test_a_run_on_a_gpu_that_is_stopped_ends_as_one_that_was_not(
         monkeypatch.setattr(Display, "stretch", stretch)
         return on_a_gpu(**plan)
 
-    stopped = broken(build, [], epochs=4)
+    stopped = broken(build, [], epochs=4, progress=True)
     assert stopped.lives == 4
     assert stopped.report.steps == whole.report.steps
     for name, tensor in whole.tensors.items():

@@ -91,14 +91,16 @@ class CapturedStep:
         phase = self.calls.eagers[0].phase
         graph = self._graphs.get(phase)
         if graph is None:
+            capture = partial(self.capture_one, batch, self._static, form, afresh=phase[0])
             try:
-                graph = self.attempt(
-                    partial(self._capture_phase, batch, form, phase), self.calls.items_in(batch), self.abandon
-                )
+                graph = self.attempt(capture, self.calls.items_in(batch), self.abandon)
             except Departed:
                 return self._warm_up(batch)
             if graph is None:
                 return self._run_eagerly(batch)
+            self._graphs[phase], self._static = graph, graph.static
+            if phase[0]:
+                self._gradients = graph.gradients
         if name := graph.rates.changed():
             self.abandon(f"the optimizer's {name} {CAN_CHANGE}")
             return self._run_eagerly(batch)
@@ -174,25 +176,20 @@ class CapturedStep:
             memory.shrink(size, failure)
         return None
 
-    def _capture_phase(self, batch: Any, form: Hashable, phase: tuple[bool, bool]) -> CapturedGraph:
-        """The graph of a step on batches of the usual shape, in one phase of a window."""
-        if self._static is None:
-            self._static = StaticBatch.of(batch)
-        graph = self.capture_one(self._static, self.calls.size_of(batch), form, afresh=phase[0])
-        if phase[0]:
-            self._gradients = graph.gradients
-        self._graphs[phase] = graph
-        return graph
-
     def capture_one(
-        self, static: StaticBatch, size: int | None, form: Hashable, *, afresh: bool = True, pool: Any = None
+        self, batch: Any, static: StaticBatch | None, form: Hashable, *, afresh: bool = True, pool: Any = None
     ) -> CapturedGraph:
-        """The graph of one step on a static batch."""
+        """The graph of one step on batches like this, which are copied into a static one: this, or else a new one."""
+        if static is None:
+            static = StaticBatch.of(batch)
         if self._rates is None:
             self._rates = Rates(self.calls.optimizers, 1, self.calls.device)
+        size = self.calls.size_of(batch)
         with self._rates.of_step(0), self.capturing(afresh=afresh, pool=pool) as graph:
-            graph.static, graph.rates = static, self._rates
-            self.call(graph, static.fresh(), size, form)
+            graph.static, graph.rates, graph.form = static, self._rates, form
+            given = static.fresh()
+            for call in self.calls.calls:
+                call(given, size)
         return graph
 
     @contextmanager
@@ -227,13 +224,6 @@ class CapturedStep:
         parameters = [p for eager in calls.eagers for p in eager.trained.parameters]
         graph.gradients = [(p, p.grad) for p in parameters] if afresh else self._gradients
         self._shown = graph.gradients
-
-    def call(self, graph: CapturedGraph, batch: Any, size: int | None, form: Hashable) -> tuple[Parts, int | Tensor]:
-        """One step inside a capture, on a batch of a form; returns its losses and their count."""
-        graph.losses, graph.form = {}, form
-        for call in self.calls.calls:
-            call(batch, size)
-        return graph.losses, graph.count
 
     # Replays
 
@@ -318,8 +308,7 @@ class OtherShapes:
         step = self._step
         if self._pool is None:
             self._pool = backend_of(step.calls.device).graph_pool()
-        static = StaticBatch.of(batch)
-        capture = partial(step.capture_one, static, step.calls.size_of(batch), signature(static.batch), pool=self._pool)
+        capture = partial(step.capture_one, batch, None, form, pool=self._pool)
         try:
             graph = step.attempt(capture, None, self._close)
         except Departed:

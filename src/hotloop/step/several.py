@@ -89,13 +89,15 @@ class Stretch:
                 if self._transform is not None:
                     with made_on_device():
                         changed = self._transform(batch)
+                graph.losses, graph.form = {}, signature(changed)
                 with self.rates.of_step(number):
                     size = self.step.calls.size_of(changed)
-                    parts, count = self.step.call(graph, changed, size, signature(changed))
-                if isinstance(count, Tensor):
+                    for call in self.step.calls.calls:
+                        call(changed, size)
+                if isinstance(graph.count, Tensor):
                     raise CannotCapture("the objective counts its items on the device")
-                self.names = tuple(parts)
-                rows += [value.reshape(()) for value in parts.values()]
+                self.names = tuple(graph.losses)
+                rows += [value.reshape(()) for value in graph.losses.values()]
             graph.result = torch.stack(rows).view(self.steps, -1)
         return graph
 
