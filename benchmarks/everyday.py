@@ -506,10 +506,10 @@ def measured(name: str, seconds: float, device: torch.device, *, small: bool) ->
     model.load_state_dict(state)
     epochs = max(1, round(seconds / pace / len(case.loader)))
     torch.manual_seed(0)
+    start = time.perf_counter()
     loop = hotloop.Loop(
         model, case.optimize(model.parameters()), case.loss, objective=case.objective, device=str(device)
     )
-    start = time.perf_counter()
     report = loop.fit(case.loader, epochs=epochs, progress=False, monitor=False)
     synchronize(device)
     default = time.perf_counter() - start

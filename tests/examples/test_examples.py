@@ -52,7 +52,7 @@ SHORTER = {
 # And where there is one: signs that it was really used.
 ON_CUDA = {
     "12_watch.py": [r"GPU \d+ \(.+\):\n  utilisation: \d+% in the mean", r"power: [\d,]+ W", r"J for 1,000 items"],
-    "13_profile.py": [r"10 steps on cuda:0", r"computing +\d+\.\d%"],
+    "13_profile.py": [r"10 steps on cuda:0", r"compute +\d+\.\d%"],
     "14_simulate.py": [],  # the same with and without one
 }
 

@@ -212,19 +212,18 @@ def test_copies_over_pcie_are_seen() -> None:
         return next(gpu.received for gpu in reading.gpus if gpu.uuid == uuid)
 
     with Sampler() as sampler:
-        sampler.read()
-        seen, copied, begin = [], 0, time.monotonic()
-        while time.monotonic() - begin < 4:
+        first = received(sampler.read())
+        seen, copied, begin = first, 0, time.monotonic()
+        while seen == first and time.monotonic() - begin < 20:  # without counters it is asked every 13 s
             for _ in range(8):
                 target.copy_(data, non_blocking=True)
-            seen.append(received(sampler.read()))  # while they are copied: without counters the driver watches the bus
+            seen = received(sampler.read())  # while they are copied: without counters the driver watches the bus
             torch.cuda.synchronize()
             copied += 8 * GIB
         rate = copied / (time.monotonic() - begin)
-    known = sorted(rate for rate in seen if rate is not None)
-    if not known:
+    if seen is None:
         pytest.skip("this driver does not tell of PCIe")
-    assert rate / 3 < known[len(known) // 2] < rate * 3
+    assert rate / 3 < seen < rate * 3
 
 
 @pytest.mark.gpu

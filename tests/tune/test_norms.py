@@ -249,7 +249,7 @@ def test_sparse_gradients_have_no_norm_and_train_on(norms: list[Tensor], tmp_pat
 def test_on_a_gpu_looks_wait_for_nothing(graph: int, clip: float | None) -> None:
     plan = hotloop.Plan("cuda", precision="bf16", graph=graph, clip_norm=clip)
     loop, read = loop_of("cuda", plan=plan), []
-    looks = NormSpikes(loop, 0)
+    looks = NormSpikes(loop._core.switch, 0)
     for number, batch in enumerate(loop.batches(data(100))):
         with hotloop.waits("cuda") if number > 50 else nullcontext(Waits()) as seen:
             norm = looks.now()
