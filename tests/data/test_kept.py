@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 import hotloop
 from hotloop.data import Stream
-from hotloop.data.validation_loader import Validation
 
 from ..thorough import some, tries
 from .test_position import seeded
@@ -314,18 +313,6 @@ def test_persistent_workers_of_the_person_are_theirs() -> None:
     assert processes == [processes[0]] * EPOCHS
 
 
-def test_evaluations_keep_their_workers_too() -> None:
-    torch.manual_seed(7)
-    loader = DataLoader(Augmented(), 4, num_workers=2)
-    plain = [[batch[:, :3].tolist() for batch in loader] for _ in range(3)]
-    torch.manual_seed(7)
-    kept = Validation(DataLoader(Augmented(), 4, num_workers=2), torch.device("cpu"), saved=False).loader
-    with torch.inference_mode():
-        seen = [[row for batch in kept for row in batch.tolist()] for _ in range(3)]
-    assert [[row[:3] for row in rows] for rows in seen] == [sum(rows, []) for rows in plain]  # noqa: RUF017
-    assert len({row[3] for rows in seen for row in rows}) == 2
-
-
 class Noise(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return 16
@@ -346,6 +333,22 @@ def test_no_worker_of_an_evaluation_is_left(persistent: bool, saved: bool, tmp_p
         loop.fit(DataLoader(Noise(), 8), epochs=2, validate=validate, progress=False, monitor=False, **options)
         own = {worker.pid for worker in getattr(validate._iterator, "_workers", [])}  # of the person's loader itself
         assert children() - before - own == set()
+
+
+class Processes(Noise):
+    """The target of each item is the process that made it."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(3), torch.tensor([float(os.getpid())])
+
+
+def test_evaluations_keep_their_workers_too() -> None:
+    model = nn.Linear(3, 1)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.0), nn.MSELoss(), device="cpu", plan="plain")
+    validate = DataLoader(Processes(), 8, num_workers=2)
+    metrics = {"process": lambda output, target: target.double()}
+    report = loop.fit(DataLoader(Noise(), 8), epochs=3, validate=validate, metrics=metrics, progress=False)
+    assert len({epoch.metrics["process"] for epoch in report.epochs}) == 1
 
 
 class Slow(Dataset[Tensor]):

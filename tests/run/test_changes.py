@@ -6,7 +6,6 @@ import signal
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,31 +241,6 @@ def test_an_evaluation_with_workers_that_persist_draws_as_a_loop_by_hand() -> No
 # Told
 
 
-class Counting(Dataset[Any]):
-    """A dataset whose items depend on how many were made before."""
-
-    def __init__(self) -> None:
-        self.inputs, self.targets = points()
-        self.made = 0
-
-    def __len__(self) -> int:
-        return ITEMS
-
-    def __getitem__(self, index: int) -> Any:
-        self.made += 1
-        return self.inputs[index] + 0.001 * self.made, self.targets[index]
-
-
-def count_in_persistent_workers() -> Script:
-    return scripted(loader=shuffled(dataset=Counting(), num_workers=1, persistent_workers=True))
-
-
-def count_in_persistent_workers_of_the_evaluation() -> Script:
-    made = scripted()
-    validate = DataLoader(Counting(), BATCH, num_workers=1, persistent_workers=True)
-    return replace(made, more={"validate": validate})
-
-
 class Large(Dataset[Any]):
     """A dataset with a cache that is too large for a checkpoint."""
 
@@ -287,8 +261,6 @@ def cache_in_a_dataset() -> Script:
 
 
 TOLD = {
-    count_in_persistent_workers: r"dataset\.made",
-    count_in_persistent_workers_of_the_evaluation: r"validation dataset\.made",
     cache_in_a_dataset: r"dataset\.cache",
 }
 

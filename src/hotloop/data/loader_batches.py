@@ -1,7 +1,8 @@
 """`LoaderBatches`: the batches of a loader on the host, with their origins."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +18,7 @@ from hotloop.data.samplers import draw_base_seed, has_known_sampler
 from hotloop.data.worker_count import bytes_in, why_workers_stay
 from hotloop.values.attributes import plain
 
-Batch = tuple[BatchOrigin, Any]
+_END = object()
 
 
 class RecordingSampler:
@@ -25,13 +26,13 @@ class RecordingSampler:
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
-        self.latest = Draws(self, iter(()))  # of the epoch that was begun last
-        self.skip: Callable[[Iterator[Any]], None] | None = None  # drops the first draws of the next epoch
-        self.silent = False  # whether an epoch has no draws
+        self.latest = Draws(iter(()))  # of the epoch that was begun last
+        self._skip: Skip | None = None  # drops the first draws of the next epoch
+        self._is_silent = False
 
     def __iter__(self) -> Iterator[Any]:
-        # At once: some samplers draw now, others when they are asked.
-        self.latest = Draws(self, iter(()) if self.silent else iter(self.sampler))
+        # At once: some samplers draw now, others when they are asked. A DataLoader with workers begins twice.
+        self.latest = Draws(iter(()) if self._is_silent else iter(self.sampler), self._skip)
         return self.latest
 
     def __len__(self) -> int:
@@ -40,38 +41,57 @@ class RecordingSampler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sampler, name)
 
+    @contextmanager
+    def skipping(self, skip: Skip) -> Iterator[None]:
+        """Let an epoch that is begun inside drop its first draws."""
+        self._skip = skip
+        try:
+            yield
+        finally:
+            self._skip = None
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Let an epoch that is begun inside have no draws."""
+        self._is_silent = True
+        try:
+            yield
+        finally:
+            self._is_silent = False
+
 
 class Draws:
     """What a sampler draws in one epoch; `drawn` are those whose batches have not arrived."""
 
-    def __init__(self, owner: RecordingSampler, draws: Iterator[Any]) -> None:
+    def __init__(self, draws: Iterator[Any], skip: Skip | None = None) -> None:
         self.draws = draws
         self.drawn: deque[Any] = deque()
-        self.ended = False  # whether all batches of the epoch were read
-        self._owner = owner
+        self._skip = skip
 
     def __iter__(self) -> "Draws":
         return self
 
     def __next__(self) -> Any:
-        owner = self._owner
-        if owner.skip is not None:  # by the time of the first draw: a DataLoader with workers begins twice
-            skip, owner.skip = owner.skip, None
+        if self._skip is not None:  # by the time of the first draw
+            skip, self._skip = self._skip, None
             skip(self.draws)
         drawn = next(self.draws)
         self.drawn.append(drawn)
         return drawn
 
+    def origin(self, number: int, dataset: Any) -> BatchOrigin:
+        """That of the batch which arrives."""
+        return BatchOrigin(number, self.drawn.popleft(), dataset)
 
-class LoaderBatches(Epochs[Batch]):
+
+class LoaderBatches(Epochs[Any]):
     """The batches as the loader gives them, each with its origin.
 
     With `records`, they come from a twin of the DataLoader whose sampler records what it draws. The twin shares
     everything else with the loader, sampler and generator included, so it gives exactly the loader's batches.
     """
 
-    def __init__(self, source: Iterable[Any], *, records: bool, reads_ahead: bool) -> None:
-        """`reads_ahead`: batches are read before they are trained on."""
+    def __init__(self, source: Iterable[Any], *, records: bool) -> None:
         self._source = source
         self._loader: Any = source  # what is iterated
         self._sampler: RecordingSampler | None = None
@@ -79,66 +99,62 @@ class LoaderBatches(Epochs[Batch]):
         self._persistent: PersistentWorkers | None = None
         self._draws: Draws | None = None  # of the epoch that was begun last
         self._times = 0  # how often the loader was begun
-        self._reopened: Iterator[Batch] | None = None  # the epoch in progress, with other workers
+        self._reopened: Iterator[Any] | None = None  # the epoch in progress, with other workers
         self.random_items = _may_be_random(source)
         self.workers = source.num_workers if isinstance(source, DataLoader) else 0
         self.prefetched = asked_in_advance(source)
         here = self.random_items and not self.workers  # whether random items are made in this process
-        super().__init__(
-            LoaderRng(source, source.dataset if here and isinstance(source, DataLoader) else None),
-            state_of_each=here and reads_ahead,
-        )
+        super().__init__(LoaderRng(source, source.dataset if here and isinstance(source, DataLoader) else None))
         if not isinstance(source, DataLoader):
             return
         if records:
             name = "sampler" if source.batch_sampler is None else "batch_sampler"
             self._sampler = RecordingSampler(getattr(source, name))
             self._loader = twin(source, **{name: self._sampler})
-            if self.workers:
-                self._epoch_workers = EpochWorkers(self._loader, keep=may_keep(source))
         if source.persistent_workers and not self._is_stateful:
             self._persistent = PersistentWorkers(self._loader, tell=records and self.random_items)
+        if records and self.workers:
+            self._epoch_workers = EpochWorkers(self._loader, keep=may_keep(source))
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[BatchOrigin, Any]]:
         asked = perf_counter()
         batches = self.begin()
-        first = True
-        while True:
-            if self._reopened is not None:
-                batches, self._reopened = self._reopened, None
-            batch = next(batches, None)
-            self.waited += perf_counter() - asked
-            if batch is None:
-                return
-            self.batches += 1
-            if first:
-                self.batch_bytes = max(self.batch_bytes, bytes_in(batch[1]))
-                first = False
-            yield batch
-            asked = perf_counter()
+        epoch, draws, first = self._epoch, self._draws, self.first
+        number = first
+        try:
+            while True:
+                if self._reopened is not None:
+                    batches, self._reopened = self._reopened, None
+                    epoch, draws = self._epoch, self._draws
+                batch = next(batches, _END)
+                self.waited += perf_counter() - asked
+                if batch is _END:
+                    break
+                self.batches += 1
+                if number == first:
+                    self.batch_bytes = max(self.batch_bytes, bytes_in(batch))
+                yield BatchOrigin(number) if draws is None else draws.origin(number, self._loader.dataset), batch
+                number += 1
+                asked = perf_counter()
+            if self._persistent is not None:
+                self._persistent.end_epoch()
+        finally:
+            if self._epoch_workers is not None and epoch is not None and epoch is self._epoch and not epoch.ended:
+                self._epoch_workers.end()
 
     @property
     def _is_stateful(self) -> bool:
         return type(self._source) is not DataLoader and is_stateful(self._source)
 
-    def _open(self) -> Iterator[Batch]:
-        return self._opened(0)
-
-    def _opened(self, first: int, seed: int | None = None) -> Iterator[Batch]:
-        """The batches of an epoch from number `first` on, the iterator of which is made at once.
-
-        With `seed`, workers get theirs from it, and the loader's generator is not drawn from for them.
-        """
+    def _open(self, seed: int | None = None) -> Iterator[Any]:
+        """With `seed`, workers get theirs from it, and the loader's generator is not drawn from for them."""
         self._times += 1
-        if self._sampler is None:
-            with forking():
-                batches = iter(self._loader)
-            return ((BatchOrigin(number), batch) for number, batch in enumerate(batches, first))
         if self._epoch_workers is None:
-            batches = iter(self._loader)
+            with forking():
+                batches: Iterator[Any] = iter(self._loader)
         else:
-            # An epoch that was left early has batches under way, and one that is resumed begins with draws to skip.
-            again = self._draws is not None and self._draws.ended and self._sampler.skip is None
+            # An epoch that was left early has batches under way.
+            again = self._epoch is not None and self._epoch.ended
             own = self._loader.generator
             if seed is not None:
                 self._loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
@@ -146,34 +162,26 @@ class LoaderBatches(Epochs[Batch]):
                 batches = self._epoch_workers.begin(again=again)
             finally:
                 self._loader.__dict__["generator"] = own
-        self._draws = self._sampler.latest  # another epoch may begin before this one ends
-        named = self._named(batches, self._draws, first)
-        return named if self._persistent is None else self._persistent.listen(named)
+        if self._sampler is not None:
+            self._draws = self._sampler.latest  # another epoch may begin before this one ends
+        if self._persistent is not None:
+            self._persistent.begin_epoch()
+        return batches
 
-    def _named(self, batches: Iterator[Any], draws: Draws, first: int) -> Iterator[Batch]:
-        try:
-            for number, batch in enumerate(batches, first):
-                yield BatchOrigin(number, draws.drawn.popleft(), self._loader.dataset), batch
-            draws.ended = True
-        finally:
-            if self._epoch_workers is not None and self._draws is draws and not draws.ended:
-                self._epoch_workers.end()
-
-    def _open_at(self, position: Position, skip: Skip, tell: Tell | None) -> tuple[Iterator[Batch], int]:
-        first = skip.count
+    def _open_at(self, position: Position, skip: Skip, tell: Tell | None) -> tuple[Iterator[Any], int]:
         if position.loader is not None and self._is_stateful:
             self._source.load_state_dict(position.loader)  # type: ignore[attr-defined]
-            return self._opened(first), 0
+            return self._open(), 0
         if self._sampler is not None and not self.workers:
-            batches = self._opened(first)
+            batches = self._open()
             skip(self._sampler.latest.draws)
             return batches, 0
         seed = self._other_seed(position)
         if self._sampler is not None and (seed is not None or not self.random_items):
-            self._sampler.skip = skip
-            return self._opened(first, seed), 0
-        batches = self._opened(0)
-        skip((origin.drawn for origin, _ in batches), tell)
+            with self._sampler.skipping(skip):
+                return self._open(seed), 0
+        batches, draws = self._open(), self._draws
+        skip((None if draws is None else draws.drawn.popleft() for _ in batches), tell)
         return batches, skip.count - skip.missing
 
     def _other_seed(self, position: Position) -> int | None:
@@ -205,8 +213,7 @@ class LoaderBatches(Epochs[Batch]):
 
     def change_workers(self, number: int, prefetch_factor: int) -> None:
         """Reopen the loader with so many workers where the epoch is; those of before stay where none can be started."""
-        sampler, epoch, first = self._sampler, self._epoch, self.first
-        assert sampler is not None
+        epoch, first = self._epoch, self.first
         assert epoch is not None
         position = self.position(epoch.read, None)
         before = (self.workers, self.prefetch_factor)
@@ -217,7 +224,7 @@ class LoaderBatches(Epochs[Batch]):
             position.now.restore()
         except OSError:  # no process or memory is left for them
             self._load_with(*before)
-            sampler.skip, self._epoch = None, epoch
+            self._epoch = epoch
             self._rng.set_state(position.now)
         self.first = first
 
@@ -227,7 +234,7 @@ class LoaderBatches(Epochs[Batch]):
 
     def end_workers(self, *, persistent: bool = False) -> None:
         """End workers that wait for the next epoch; those that the person asked for only if `persistent`."""
-        if self._epoch_workers is not None and (self._draws is None or self._draws.ended):
+        if self._epoch_workers is not None and (self._epoch is None or self._epoch.ended):
             self._epoch_workers.end(persistent=persistent)
 
     def _has_begun(self) -> bool:
@@ -236,21 +243,14 @@ class LoaderBatches(Epochs[Batch]):
     def _carried(self) -> tuple[LoaderRngState, ...]:
         return () if self._persistent is None else self._persistent.carried()
 
-    @property
-    def changed_in_workers(self) -> list[str]:
-        return [] if self._persistent is None else self._persistent.changed
-
     def _restart(self, position: Position) -> None:
         if self._persistent is None:
             return
         self._persistent.dismiss()
         if not position.begun or position.workers != self.workers:
             return
-        if self._sampler is not None:
-            self._sampler.silent = True
-        self._persistent.start(position.carried)
-        if self._sampler is not None:
-            self._sampler.silent = False
+        with nullcontext() if self._sampler is None else self._sampler.silent():
+            self._persistent.start(position.carried)
 
     def _why_never(self) -> str | None:
         if isinstance(self._source, DataLoader) and self.workers and not getattr(self._source, "in_order", True):

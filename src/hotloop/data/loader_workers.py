@@ -9,8 +9,8 @@ modules, and what lies outside of Python.
 
 With `persistent_workers=True` they continue with rng states that only they know: global ones, and those of generators
 that their copy of the dataset holds. Where their items may be random, `PersistentWorkers` are asked for them between
-two epochs, and a resumed run starts its workers with them. What else the items change in the dataset cannot be given
-to other workers; they tell its names.
+two epochs, and a resumed run starts its workers with them. What else the items change in the dataset of a worker
+cannot be given to other ones.
 """
 
 import gc
@@ -194,39 +194,36 @@ def _seed(base_seed: int, number: int) -> None:
     np.random.seed(np.random.SeedSequence(words).generate_state(4))
 
 
-class _TellingCollate:
-    """A collate_fn that remembers, in its worker, what makes the items: a question may come between two epochs."""
+@dataclass(frozen=True)
+class _TellingInit:
+    """A worker_init_fn that calls the person's; in its worker, it tells the rng states, or begins with given ones."""
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self._collate = collate
-        self._first: ReachableState | None = None  # after the first batch, for which files may be opened
+    init: Callable[[int], None] | None
+    collate: object  # that this worker has too
+    states: tuple[LoaderRngState, ...] = ()
 
-    def __call__(self, items: Any) -> Any:
-        global _asked_worker
-        batch = self._collate(items)
-        if _asked_worker is not self:
-            _asked_worker, self._first = self, self._look()
-        return batch
+    def __call__(self, number: int) -> None:
+        global _asked_worker  # noqa: PLW0603 - one per process
+        _asked_worker = self
+        if self.init is not None:
+            self.init(number)
+        if number < len(self.states):
+            self.states[number].restore()
+            for rng, state in zip(self._own(), self.states[number].own, strict=False):
+                rng.set_state(state)
 
-    def own(self) -> list[Rng]:
+    def _own(self) -> list[Rng]:
         """The generators that the dataset of this worker and what collates its items hold."""
-        found = generators_in([_info().dataset, self._collate])
+        found = generators_in([_info().dataset, self.collate])
         return [Rng.of(each) for each in {id(each): each for each in found}.values()]
 
     def told(self) -> bytes:
-        """The number of this worker, its rng states, and what differs from after its first batch."""
-        assert self._first is not None
-        states = replace(LoaderRngState.now(), own=tuple(rng.get_state() for rng in self.own()))
-        return pickle.dumps((_info().id, states, self._first.changes(self._look())))
-
-    def _look(self) -> ReachableState:
-        seen = look({"dataset": _info().dataset, "collate_fn": self._collate})
-        for path in seen.generators:
-            seen.values.pop(path, None)
-        return seen
+        """The number of this worker and its rng states; in bytes, for tensors would travel through shared memory."""
+        states = replace(LoaderRngState.now(), own=tuple(rng.get_state() for rng in self._own()))
+        return pickle.dumps((_info().id, states))
 
 
-_asked_worker: _TellingCollate | None = None
+_asked_worker: _TellingInit | None = None
 
 
 def _info() -> Any:
@@ -236,26 +233,7 @@ def _info() -> Any:
 
 
 def _told() -> bytes | None:
-    """In bytes, for tensors would travel through shared memory."""
     return None if _asked_worker is None else _asked_worker.told()
-
-
-@dataclass(frozen=True)
-class _RestoringInit:
-    """A worker_init_fn that ends with the rng states that a worker had."""
-
-    init: Callable[[int], None] | None
-    states: tuple[LoaderRngState, ...]
-    collate: object  # that this worker has too
-
-    def __call__(self, number: int) -> None:
-        if self.init is not None:
-            self.init(number)
-        if number < len(self.states):
-            self.states[number].restore()
-            own = self.collate.own() if isinstance(self.collate, _TellingCollate) else []
-            for rng, state in zip(own, self.states[number].own, strict=False):
-                rng.set_state(state)
 
 
 class PersistentWorkers:
@@ -263,11 +241,10 @@ class PersistentWorkers:
 
     def __init__(self, loader: DataLoader[Any], *, tell: bool) -> None:
         self._loader = loader
-        self._tell = tell
+        self._init = _TellingInit(loader.worker_init_fn, loader.collate_fn) if tell else None
         self._carried: tuple[LoaderRngState, ...] | None = ()  # None: they were not asked yet
-        self._changed: set[str] = set()
         if tell:
-            loader.__dict__["collate_fn"] = _TellingCollate(loader.collate_fn)
+            loader.__dict__["worker_init_fn"] = self._init
 
     @property
     def are_there(self) -> bool:
@@ -276,27 +253,18 @@ class PersistentWorkers:
     def carried(self) -> tuple[LoaderRngState, ...]:
         """The states of all workers between two epochs; empty where they are not known."""
         if self._carried is None:
-            told = {}
-            for answer in filter(None, ask_workers(self._loader, _told)):
-                number, told[number], changed = pickle.loads(answer)  # noqa: S301 - of a worker of this process
-                self._changed.update(changed)
-            self._carried = tuple(told[number] for number in sorted(told))
-            if len(told) < self._loader.num_workers:  # one has made no batch yet
-                self._carried = ()
+            answers = filter(None, ask_workers(self._loader, _told))
+            told = dict(map(pickle.loads, answers))  # of workers of this process
+            self._carried = tuple(state for _, state in sorted(told.items()))
         return self._carried
 
-    @property
-    def changed(self) -> list[str]:
-        """Names of what the items have changed in the dataset of a worker by the end of an epoch."""
-        self.carried()
-        return sorted(self._changed)
+    def begin_epoch(self) -> None:
+        """In an epoch that is left early, what they do last is not known."""
+        self._carried = ()
 
-    def listen(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; after the last of them the workers can be asked."""
-        self._carried = ()  # in an epoch that is left early, what they do last is not known
-        yield from batches
-        if self._tell:
-            self._carried = None
+    def end_epoch(self) -> None:
+        """After its last batch the workers can be asked."""
+        self._carried = () if self._init is None else None
 
     def dismiss(self) -> None:
         """Let the next epoch begin with new workers."""
@@ -306,7 +274,8 @@ class PersistentWorkers:
     def start(self, carried: tuple[LoaderRngState, ...]) -> None:
         """Start them with rng states that workers before them had; the loader must have nothing to load."""
         init = self._loader.worker_init_fn
-        self._loader.__dict__["worker_init_fn"] = _RestoringInit(init, carried, self._loader.collate_fn)
+        if self._init is not None:
+            self._loader.__dict__["worker_init_fn"] = replace(self._init, states=carried)
         try:
             with forking():
                 end_as_garbage(iter(self._loader))

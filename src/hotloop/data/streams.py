@@ -64,7 +64,7 @@ class Stream(Generic[T]):
         else:
             self.source = _source(loader, pinned, workers)
             records = origins and is_in_order(self.source)
-            self._epochs = LoaderBatches(self.source, records=records, reads_ahead=self.kind == "prefetched")
+            self._epochs = LoaderBatches(self.source, records=records)
 
     def __iter__(self) -> Iterator[T]:
         batches: Iterator[tuple[BatchOrigin, Any]] = iter(self._epochs)
@@ -91,11 +91,6 @@ class Stream(Generic[T]):
     def first(self) -> int:
         """The number of the first batch of the epoch in progress: above 0 only in an epoch that was resumed."""
         return self._epochs.first
-
-    @property
-    def changed_in_workers(self) -> list[str]:
-        """Names of what items have changed in the dataset of workers that persist; a position does not hold it."""
-        return self._epochs.changed_in_workers
 
     @property
     def waited(self) -> float:

@@ -37,7 +37,6 @@ class Data(Part):
     def state_dict(self) -> dict[str, Any]:
         run, stream = self.run, self.run.core.data.stream
         assert stream is not None
-        run.unsaved.update(stream.changed_in_workers)
         self.epoch, self.batches = run.epoch, None if run.is_between else run.batches
         self.position = stream.position(self.batches).state_dict()
         return super().state_dict()
