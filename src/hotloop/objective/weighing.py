@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -93,6 +94,9 @@ class Weighing:
         roots: Callable[[], Mapping[str, object]] | None = None,
     ) -> None:
         self.split, self._may_probe = split, may_probe
+        self.items_in: Callable[[Any], int] = (  # how many items a batch holds
+            items_in if isinstance(split, str) else partial(items_along, split=split)
+        )
         self.calls = CallEffects(
             lambda names: self.tell("effects", names=shorten(names, 3)), roots
         )  # of the objectives
@@ -105,10 +109,6 @@ class Weighing:
         """Know what another has found out about the same objectives."""
         self.calls = other.calls
         self._known, self._told = other._known, other._told
-
-    def items_in(self, batch: Any) -> int:
-        """How many items a batch holds."""
-        return items_in(batch) if isinstance(self.split, str) else items_along(batch, self.split)
 
     def verdict(self, name: str, probe: Callable[[], Probe], batch: Any, items: int, size: int | None) -> Verdict:
         """How batches of this shape are weighed; `size`: they are cut into micro-batches, else they accumulate.

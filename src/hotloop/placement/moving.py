@@ -35,7 +35,7 @@ def move(batch: T, device: str | torch.device) -> T:
     >>> move(batch, "meta")["image"].device
     device(type='meta')
     """
-    target = as_device(device)
+    target = device if isinstance(device, torch.device) else as_device(device)
     try:
         if _is_there(batch, target):  # so are most batches of a CPU, and to rebuild them costs more than a kernel
             return batch

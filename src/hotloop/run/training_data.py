@@ -53,35 +53,40 @@ class TrainingData:
 
     def batches(self, loader: Iterable[Any], transform: Transform | None) -> Iterator[Any]:
         """One epoch of `loader`, each batch already on the device."""
-        loader = self._ranks.share(loader)
-        self._begin_epoch(loader)
-        assert self.stream is not None
         batch = None
         try:
-            for given in self.stream:
-                batch = given if transform is None else self._transformed(transform, given)
-                if self._watch.batches >= self._tuner.due:
-                    self._before_step(loader, transform, batch)
-                self.given = batch
+            for batch, _, _ in self.work(loader, transform, several=False):
                 yield batch
         except GeneratorExit:  # the person has left the loop
             self.given = None if self.given is batch else self.given
             raise
+
+    def work(self, loader: Iterable[Any], transform: Transform | None, *, several: bool = True) -> Iterator[Work]:
+        """The same for `fit`; trains on `several` batches in one CUDA graph where it can."""
+        loader = self._ranks.share(loader)
+        stream = self._begin_epoch(loader)
+        if stream.resident is not None and several:
+            return self._from_device(stream, stream.resident, loader, transform)
+        return self._from_stream(stream, loader, transform)
+
+    def _from_stream(self, stream: Stream[Any], loader: Iterable[Any], transform: Transform | None) -> Iterator[Work]:
+        for given in stream:
+            batch = given if transform is None else self._transformed(transform, given)
+            if self._watch.batches >= self._tuner.due:
+                self._before_step(loader, transform, batch)
+            self.given = batch
+            yield batch, 1, self._switch.step.weighing.items_in(batch)
         self._end_epoch()
 
-    def work(self, loader: Iterable[Any], transform: Transform | None) -> Iterator[Work]:
-        """The same for `fit`; trains on several batches in one CUDA graph where it can."""
-        stream = self.stream = self.stream_of(loader)
-        if (resident := stream.resident) is None:
-            for batch in self.batches(loader, transform):
-                yield batch, 1, self._switch.step.weighing.items_in(batch)
-            return
-        self._begin_epoch(loader)
+    def _from_device(
+        self, stream: Stream[Any], resident: Resident, loader: Iterable[Any], transform: Transform | None
+    ) -> Iterator[Work]:
         draws = stretches(resident.draws(), lambda: self._stretch_size(resident))
-        for number, drawn in ((stream.first + number, drawn) for number, drawn in draws):
+        first = stream.first
+        for number, drawn in draws:
             if len(drawn) > 1 and self._watch.batches >= self._tuner.due:
                 self._before_step(loader, transform, None, drawn, resident)
-            origins = [resident.origin(number + i, each) for i, each in enumerate(drawn)]
+            origins = [resident.origin(first + number + i, each) for i, each in enumerate(drawn)]
             captured = self._switch.step.captured if len(drawn) > 1 else None
             stretch = self.stretches.of(captured, resident, drawn, transform) if captured is not None else None
             if stretch is not None:
@@ -105,12 +110,12 @@ class TrainingData:
     def _stretch_size(self, resident: Resident) -> int:
         return 1 if self._is_one_by_one else self.stretches.size(self._switch.step.captured, resident)
 
-    def _begin_epoch(self, loader: Iterable[Any]) -> None:
+    def _begin_epoch(self, loader: Iterable[Any]) -> Stream[Any]:
         self._switch.hold(alone=True)
-        self.stream = self.stream_of(loader)
-        self._ranks.begin_epoch(self.stream)
+        self.stream = stream = self.stream_of(loader)
+        self._ranks.begin_epoch(stream)
         self.epoch += 1
-        self._watch.begin_epoch(self.epoch, self.stream)
+        self._watch.begin_epoch(self.epoch, stream)
         if self._modes.begin_epoch(goes_on=self._seen_before is not None):
             self._switch.memory.snapshot.look_again()  # layers that were frozen may write to their buffers now
         if self._seen_before is not None:
@@ -120,6 +125,7 @@ class TrainingData:
             self._tuner.begin()
         if self._switch.step.captured is not None:
             self._switch.step.captured.frozen.check()
+        return stream
 
     def _end_epoch(self) -> None:
         self.given = None
