@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import hotloop
+
 ROOT = Path(__file__).parents[2]
 DOCS, SOURCE = ROOT / "docs", ROOT / "src" / "hotloop"
 DECISIONS = sorted((DOCS / "decisions").glob("*.md"))
@@ -90,6 +92,12 @@ def test_the_map_has_every_package_in_its_layer() -> None:
         {name.removeprefix("hotloop.") for name in re.split(r" [|:] ", layer)} for layer in reversed(contract["layers"])
     ]
     assert [{name for row, name in rows if row == number} for number in range(1, len(layers) + 1)] == layers
+
+
+def test_the_table_of_parts_has_every_part() -> None:
+    table = PAGES["architecture.md"].read_text(encoding="utf-8").partition("| part | saved |")[2].partition("\n\n")[0]
+    listed = [name for row in table.splitlines()[2:] for name in row.split("|")[1].strip().split(", ")]
+    assert sorted(listed) == sorted(hotloop.Loop.parts())
 
 
 def test_decisions_are_numbered_and_listed_in_their_order() -> None:

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.metrics import accuracy
 from hotloop.run import parts
+from hotloop.run.part import Part, in_order
 
 from ..thorough import THOROUGH
 from ..warm import Warm
@@ -68,9 +71,10 @@ from hotloop.checkpoint.store import Store
 data = [(torch.randn(8, 4), torch.randint(0, 3, (8,)))] * 3
 for epochs in (2, 4):
     model = nn.Linear(4, 3)
-    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu")
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device=sys.argv[2])
     loop.fit(data, epochs=epochs, save=sys.argv[1], resume=True)
-    print(len(Store(sys.argv[1]).load_latest().tree["weight_norms"]["norms"]))
+    norms = Store(sys.argv[1]).load_latest().tree["weight_norms"]["norms"]
+    print(len(norms), len(set(norms)))
 """
 
 
@@ -100,15 +104,17 @@ def test_without_the_file_of_a_part_the_rest_works(names: tuple[str, ...], tmp_p
     assert "failed" not in told
 
 
-def test_the_part_of_the_guide_is_one_file_and_resumes(tmp_path: Path, warm: Warm) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_part_of_the_guide_is_one_file_and_resumes(device: str, tmp_path: Path, warm: Warm) -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Add a part of a run")[2]
     code = guide.partition("```python\n")[2].partition("```")[0]
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "apps"))
     (tmp_path / "src/hotloop/run/parts/weight_norms.py").write_text(code)
     (tmp_path / "src/without.py").write_text(WITHOUT)
     (tmp_path / "src/run.py").write_text(RESUMED)
-    done = warm.run(tmp_path / "src/without.py", str(tmp_path / "src/run.py"), str(tmp_path / "run"), cwd=ROOT)
-    assert done.stdout.split() == ["2", "4"], done.stderr
+    script = str(tmp_path / "src/run.py")
+    done = warm.run(tmp_path / "src/without.py", script, str(tmp_path / "run"), device, cwd=ROOT)
+    assert done.stdout.splitlines() == ["2 2", "4 4"], done.stderr
     assert done.stderr.count("norm of the weights") == 4
 
 
@@ -172,3 +178,20 @@ def test_a_loop_tells_its_parts_and_their_moments_in_order() -> None:
     assert list(known)[-1] == "checkpoint", "it saves the state of all"
     assert known["schedule"] == ("epoch_done",)
     assert list(known).index("losses") < list(known).index("validation") < list(known).index("best")
+
+
+@given(order=st.permutations("abcde"), first=st.lists(st.sampled_from("abcde"), unique=True, max_size=3))
+def test_parts_come_in_the_order_given_but_behind_those_they_name(order: list[str], first: list[str]) -> None:
+    late = {name: tuple(each for each in first if each < name) for name in order}
+    parts = [type(name, (Part,), {"name": name, "after": (*late[name], "absent")}) for name in order]
+    found = [part.name for part in in_order(parts)]
+    assert sorted(found) == sorted(order)
+    assert all(found.index(each) < found.index(name) for name in found for each in late[name])
+    assert [name for name in found if name not in first and not late[name]] == [
+        name for name in order if name not in first and not late[name]
+    ]
+
+
+def test_a_default_that_all_runs_would_share_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Seen\.norms.*__init__"):
+        type("Seen", (Part,), {"__annotations__": {"norms": "Saved[list[float]]"}, "norms": []})

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
@@ -112,7 +111,10 @@ class Part(HasState):
         return epoch
 
     def epoch_known(self, epoch: Epoch) -> None:
-        """An epoch has its record, perhaps that of a part of it."""
+        """An epoch has its record, perhaps that of a part of it.
+
+        Losses land late on a GPU: steps of the next epoch may have changed the weights, unless `needs_epochs_now`.
+        """
 
     def epoch_done(self, epoch: Epoch) -> None:
         """The same where it was trained and evaluated whole."""
@@ -266,9 +268,12 @@ def hooks_of(kind: type[Part]) -> tuple[str, ...]:
 
 def in_order(parts: Sequence[AnyPart]) -> list[AnyPart]:
     """Each part behind those that it names in `after`, and else as they were given."""
-    named = {part.name: part for part in parts}
-    sorter = TopologicalSorter({part.name: [each for each in part.after if each in named] for part in parts})
-    return [named[name] for name in sorter.static_order()]
+    left, ordered = list(parts), list[AnyPart]()
+    while left:
+        waited_for = {part.name for part in left}
+        ordered.append(next(part for part in left if waited_for.isdisjoint(part.after)))
+        left.remove(ordered[-1])
+    return ordered
 
 
 def _each(hooks: Sequence[Callable[..., Any]]) -> Callable[..., None]:

@@ -29,6 +29,11 @@ class HasState:
     name: ClassVar[str]
     _saved_fields: ClassVar[dict[str, Any]]
 
+    def __init_subclass__(cls) -> None:
+        for name in vars(cls).get("__annotations__", ()):
+            if isinstance(vars(cls).get(name), list | dict | set):
+                raise TypeError(f"{cls.__name__}.{name}: all objects would share this default; set it in __init__")
+
     @classmethod
     def saved_fields(cls) -> dict[str, Any]:
         """The names and types of its fields that a checkpoint holds."""
