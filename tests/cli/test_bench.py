@@ -101,3 +101,9 @@ def test_a_mistake_is_one_clear_message_and_leaves_nothing(run: Run, tmp_path: P
     before = sorted(tmp_path.rglob("*"))
     run(*args).assert_told(words, code=3 if "cuda:77" in args else 2)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_file_that_is_not_there_is_told_before_anything_is_timed(run: Run) -> None:
+    code, out, err = run("nope.py:build")
+    assert (code, out) == (2, "")
+    assert err.startswith("hotloop: there is no file nope.py"), "no word on the device"

@@ -147,7 +147,7 @@ def test_a_dry_run_tries_everything_first(run: Run) -> None:
 MISTAKES = {
     "no function": (("mine.py",), 2, "mine.py names no function that builds the loop"),
     "an old spelling": (("sorter",), 2, "FILE.py:FUNCTION"),
-    "no epochs": (("mine.py:build", "--epochs", "0"), 2, "epochs=0"),
+    "no epochs": (("mine.py:build", "--epochs", "0"), 2, "--epochs 0"),
     "no time": (("mine.py:build", "--time-limit", "0h"), 2, "'0h' is not a duration"),
     "resume from nowhere": (("mine.py:build", "--resume"), 2, "--resume without --save"),
     "no such metric": (("mine.py:build", "--best", "beauty"), 2, "beauty"),
@@ -165,6 +165,14 @@ def test_a_mistake_is_one_clear_message_and_leaves_nothing(run: Run, tmp_path: P
     before = sorted(tmp_path.rglob("*"))
     run(*args).assert_told(words, code)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_wrong_number_is_told_before_the_file_runs(run: Run) -> None:
+    for option in ("--epochs", "--dry-run"):
+        code, out, err = run("mine.py:build", option, "0")
+        assert (code, out) == (2, "")
+        assert err.startswith("hotloop: "), "no word on the device or on --save"
+        assert f"{option} 0" in err
 
 
 def test_ranks_train_as_one_and_speak_once(tmp_path: Path, warm: Warm) -> None:

@@ -213,6 +213,7 @@ class Sluggish(Wrong):
 def test_a_lever_that_does_not_work_here_is_left_out_and_remembered(
     lever: type[Lever], says: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But for one that was only slower: other programs may have been why, and the next run tries it again."""
     with_lever(lever(), monkeypatch)
     for life in range(2):
         torch.manual_seed(0)
@@ -223,7 +224,7 @@ def test_a_lever_that_does_not_work_here_is_left_out_and_remembered(
         assert says in trial.why
         assert lever.name not in loop.plan.levers
         tried = any(lever.name in change.plan["levers"] for change in loop._core.switch.plans)
-        assert tried == (life == 0), "remembered"
+        assert tried == (life == 0 or lever is Sluggish), "remembered"
         assert not loop.model.layers._forward_hooks
 
 
@@ -622,24 +623,20 @@ def test_a_compiler_that_fails_is_told_and_the_run_goes_on_eagerly(monkeypatch: 
 
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
-def test_what_was_compiled_for_nothing_is_taken_back_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_compiled_for_nothing_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotloop.tune.course.HELD_UP", 1.0)
     monkeypatch.setattr("hotloop.tune.course.FASTER", 1e9)  # nothing is fast enough
-    said = []
-    for _ in range(2):
-        torch.compiler.reset()
-        torch.manual_seed(0)
-        loop = loop_of(Counted())
-        for steps, batch in enumerate(endless(loop, data(), 10**9)):
-            loop.step(batch)
-            known = {} if loop.tuning is None else {trial.lever: trial for trial in loop.tuning.trials}
-            if steps > 100 and "took" in getattr(known.get("compile"), "why", ""):
-                break
-            assert steps < 200_000, known.get("compile")
-        assert loop.plan.compile == loop.tuning.plan.compile == "off"
-        said.append((known["compile"].why, "it is compiled" in [change.why for change in loop._core.switch.plans]))
-    assert "as long" in said[0][0]
-    assert said[1] == (said[0][0], False), "the second run does not compile"
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    for steps, batch in enumerate(endless(loop, data(), 10**9)):
+        loop.step(batch)
+        known = {} if loop.tuning is None else {trial.lever: trial for trial in loop.tuning.trials}
+        if steps > 100 and "took" in getattr(known.get("compile"), "why", ""):
+            break
+        assert steps < 200_000, known.get("compile")
+    assert loop.plan.compile == loop.tuning.plan.compile == "off"
+    assert "as long" in known["compile"].why
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

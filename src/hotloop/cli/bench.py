@@ -45,6 +45,9 @@ def bench(
     """
     if not 0 < seconds < math.inf:
         raise BadArgument(f"--seconds {seconds}", fix="give a number above 0")
+    from hotloop.cli.building import file_and_function
+
+    file_and_function(target)  # a mistake is told before the first word on a device
     timed = _timed(target, _names(devices), seconds)
     from hotloop.report.loops import loops_page, loops_run, loops_table, loops_words
 

@@ -25,16 +25,10 @@ class Built(NamedTuple):
 
 def build(target: str, device: str | None = None) -> Built:
     """Import the file as Python would, and call the function; its loop runs on `device` unless it names another."""
+    file, function = file_and_function(target)
     if device is not None:
         pick(device)  # one that is not here is told as what was asked for
         os.environ["HOTLOOP_DEVICE"] = device  # for a file that builds its own loop
-    file, colon, function = target.rpartition(":")
-    if not colon:
-        file = f"{target}.py" if Path(f"{target}.py").is_file() else target
-        raise BadArgument(
-            f"{printable(target)} names no function that builds the loop",
-            fix=f"give FILE.py:FUNCTION, a function that returns (loop, loader), as in {printable(file)}:build",
-        )
     made_by = f"{printable(function)}()"
     with _by_itself(file), explained(target):
         made = _function(file, function)()
@@ -51,10 +45,22 @@ def build(target: str, device: str | None = None) -> Built:
     return Built(made[0], made[1], settings)
 
 
+def file_and_function(target: str) -> tuple[str, str]:
+    """The two parts of FILE.py:FUNCTION; raises where there is no such file, before anything runs."""
+    file, colon, function = target.rpartition(":")
+    if not colon:
+        file = f"{target}.py" if Path(f"{target}.py").is_file() else target
+        raise BadArgument(
+            f"{printable(target)} names no function that builds the loop",
+            fix=f"give FILE.py:FUNCTION, a function that returns (loop, loader), as in {printable(file)}:build",
+        )
+    if not Path(file).is_file():
+        raise BadArgument(f"there is no file {printable(file)}", fix="give FILE.py:FUNCTION")
+    return file, function
+
+
 def _function(file: str, name: str) -> Callable[[], Any]:
     path = Path(file)
-    if not path.is_file():
-        raise BadArgument(f"there is no file {printable(file)}", fix="give FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise BadArgument(f"{printable(file)} is not a Python file", fix="give FILE.py:FUNCTION")

@@ -61,6 +61,9 @@ def train(
       hotloop train train.py:build --best accuracy --save runs/a --log tensorboard
       hotloop train train.py:build --gpus auto              [dim]all GPUs here[/dim]
     """
+    for option, number in (("--epochs", epochs), ("--dry-run", dry_run)):
+        if number is not None and number < 1:
+            raise BadArgument(f"{option} {number}", fix="give 1 or more")
     if _ran_on_several(gpus, device):
         return
     from hotloop.cli.building import build, explained

@@ -271,7 +271,7 @@ class Course:
         while now > limit and (pulled := added_levers(plan, begin)):
             doubtful = sorted(pulled, key=lambda each: each.trust)[: math.ceil(len(pulled) / 2)]
             for lever in doubtful:
-                self._record.judge(lever, "dropped", _slowness(now / plain))
+                self._record.drop_slow(lever, now / plain)
                 plan = lever.off(plan)
             yield from self._run.switch(plan, "what was slower is left out")
             if plan != begin:
@@ -313,6 +313,7 @@ class Course:
 
     def _kept(self, lever: Lever, before: Plan, now: float, why: str | None) -> Steps[float | None]:
         """Seconds of a batch with a lever that is carried out; None where it goes: it is no faster, or `why`."""
+        slower = math.nan
         if why is None:
             then = yield from self._settled()
             for _ in range(AGAIN):  # the smaller last batch of an epoch is searched for too, when it comes
@@ -321,10 +322,13 @@ class Course:
             if then < now / FASTER:
                 self._record.judge(lever, "kept", lever.what)
                 return then
-            why = _slowness(then / now)
+            slower = then / now
         yield from self._run.switch(before, f"{lever.name} brought nothing")
-        self._record.judge(lever, "dropped", why)
-        self._record.remember()
+        if why is None:
+            self._record.drop_slow(lever, slower)
+        else:
+            self._record.judge(lever, "dropped", why)
+            self._record.remember()
         return None
 
 
@@ -338,10 +342,3 @@ def _would_hold_up(delay: Delay, ahead: Ahead, now: float) -> str | None:
     evidence = f" ({delay.evidence})" if delay.evidence else ""
     about = f"{delay.what} of about {duration(delay.seconds)}{evidence}"
     return f"{about} would hold up a run that takes {duration(left)} more"
-
-
-def _slowness(ratio: float) -> str:
-    """Why a lever is dropped, by the time of a step with it and without it."""
-    if round(ratio, 2) == 1:
-        return "with it a step took as long as without it"
-    return f"with it a step took {ratio:.3g} times as long"

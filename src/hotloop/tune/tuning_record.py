@@ -33,6 +33,7 @@ class TuningRecord:
         self.say: Callable[[str], None] = lambda words: None  # of a fit that is running
         self._subject, self._loop = subject, loop
         self._found: dict[str, tuple[Verdict, str]] = {}  # of levers, beyond what the rules say, and why
+        self._slow: set[str] = set()  # levers that were dropped for their time alone
 
     @property
     def dropped(self) -> dict[str, str]:
@@ -51,6 +52,13 @@ class TuningRecord:
         """Record what has become of a lever."""
         self._found[lever.name] = verdict, why
         self._apply(lever.name)
+
+    def drop_slow(self, lever: Lever, ratio: float) -> None:
+        """Drop a lever with which a step took so many times as long; other programs may be why, so a later run tries it
+        again."""
+        self._slow.add(lever.name)
+        how = "as long as without it" if round(ratio, 2) == 1 else f"{ratio:.3g} times as long"
+        self.judge(lever, "dropped", f"with it a step took {how}")
 
     def _apply(self, name: str) -> None:
         if self.tuning is not None:
@@ -100,20 +108,20 @@ class TuningRecord:
             self.tuning = tuning
 
     def tuned(self, tuning: Tuning, key: str) -> None:
-        """Record and remember what trials have found."""
+        """Record what trials have found."""
         self.tuning, self.key = tuning, key
-        self.remember()
 
     def recall(self, key: str) -> None:
-        """Take over what earlier runs of the model have dropped."""
+        """Take over what did not work in earlier runs of the model."""
         self.key = key
         self._found |= {lever: ("dropped", why) for lever, why in DroppedLevers().get(key).items()}
 
     def remember(self) -> None:
-        """Keep what did not work for later runs of the model."""
-        if self.key is not None and self.tuning is not None:
-            dropped = {trial.lever: trial.why for trial in self.tuning.trials if trial.verdict == "dropped"}
-            DroppedLevers().put(self.key, dropped)
+        """Keep what failed or gave wrong numbers for later runs of the model."""
+        if self.key is not None:
+            known = DroppedLevers()
+            failed = {lever: why for lever, why in self.dropped.items() if lever not in self._slow}
+            known.put(self.key, known.get(self.key) | failed)
 
     @contextmanager
     def saying(self, say: Callable[[str], None]) -> Iterator[None]:
