@@ -143,7 +143,7 @@ MISTAKES = {
     "nobody at home": (
         ("--nodes=2", "--node-rank=1", "--master=nowhere.invalid:1", "--join-timeout=1s", "--processes=1", "script.py"),
         4,
-        "nowhere.invalid:1 did not answer within 1.00 s: no address is known for nowhere.invalid",
+        "nowhere.invalid:1 did not answer within 1.00 s: ",
     ),
 }
 
@@ -162,6 +162,5 @@ def test_a_port_that_is_taken_is_told_at_once(run: Run, folder: Path) -> None:
         nodes = ("--nodes", "2", "--node-rank", "0", "--master", where)
         code, _, err = run("launch", *nodes, "--processes", "1", "script.py", "tell")
     assert code == 4
-    assert f"nodes cannot meet at {where}: port {port} of this host" in err
-    assert f"by process {os.getpid()} (" in err
-    assert f"fix: end it, or choose another port on every node: --master 127.0.0.1:{port + 1}" in err
+    assert f"nodes cannot meet at {where}: port {port} of this host cannot be listened on: address already" in err
+    assert f"fix: end what has it, or choose another on every node: --master 127.0.0.1:{port + 1}" in err

@@ -95,15 +95,24 @@ class Table:
 
     def in_terminal(self, *, wraps: Collection[int] = (), cuts: Collection[int] = ()) -> RichTable:
         """The same between two lines; where it is narrow, columns take several lines or are cut short."""
-        table = RichTable(box=box.HORIZONTALS, padding=(0, 1, 0, 0), pad_edge=False, border_style="dim")
-        table.header_style, table.caption, table.caption_justify = "dim", self.caption, "left"
+        table = RichTable(
+            box=box.HORIZONTALS,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+            border_style="dim",
+            header_style="dim",
+            caption=self.caption,
+            caption_justify="left",
+        )
         for column, name in enumerate(self.header):
             side: Literal["left", "right"] = "left" if column in self.words else "right"
             table.add_column(name, justify=side, no_wrap=column not in (*wraps, *cuts), overflow="fold")
         for number, row in enumerate(self.rows):
-            cells = [Text(printable(cell)) for cell in row]
-            for column in cuts:  # of what must not wrap, rich leaves out the rest; a cell alone gives way
-                cells[column].no_wrap, cells[column].overflow = True, "ellipsis"
+            # Of a column that must not wrap, rich leaves out the rest; a cell alone gives way.
+            cells = [
+                Text(printable(cell), no_wrap=True, overflow="ellipsis") if column in cuts else Text(printable(cell))
+                for column, cell in enumerate(row)
+            ]
             table.add_row(*cells, style=self.styles.get(number, ""))
         return table
 

@@ -74,7 +74,9 @@ class DryRun:
         quiet = warnings.catch_warnings(action="ignore", category=PlanWarning)  # the run tells it
         with core.switch.unplanned(), ExitStack() as undo, scratch_space as space, quiet:
             undo.callback(core.schedule.snapshot().restore)
-            step = self._step()
+            plan = replace(core.switch.step.plan, compile="off", graph=0)
+            memory = OutOfMemory(core.subject.modules, core.subject.device, most=plan.micro_batch)
+            step = core.subject.step_for(plan, after_update=core.schedule.after_update, memory=memory)
             space.exchange(step)
             epoch, seconds = self._train(step)
             scores, more = self._evaluate()
@@ -94,18 +96,6 @@ class DryRun:
         if length is not None:
             time_of = f"an epoch takes about {duration(seconds * length + more)}"
         return f"dry run: {plural(step.counts.steps, 'step')} of {', '.join(self._done)} worked; {time_of}"
-
-    def _step(self) -> TrainingStep:
-        core = self._core
-        plan = replace(core.switch.step.plan, compile="off", graph=0)
-        return TrainingStep(
-            core.subject.model,
-            core.subject.objectives,
-            plan,
-            averages=core.subject.averages,
-            after_update=core.schedule.after_update,
-            memory=OutOfMemory(core.subject.modules, core.subject.device, most=plan.micro_batch),
-        )
 
     def _train(self, step: TrainingStep) -> tuple[Epoch, float]:
         """Try training and its hooks; returns the epoch so far and the seconds of a batch."""

@@ -604,7 +604,7 @@ class Loop:
 
         check_readable_again(loader, fix="give what can be iterated again, such as a DataLoader")
         core, plan = self._core, self._core.switch.step.plan
-        step = core.subject.step_for(plan, core.switch.step.compiled or None)
+        step = core.subject.step_for(plan, compiled=core.switch.step.compiled or None)
         kind = "auto" if plan.stream == "resident" and not core.switch.by_hand else plan.stream
         stream = Stream(loader, self.device, kind, device_transform, pinned=plan.pinned, workers=plan.workers)
         with core.modes.within(training=True), core.switch.unplanned(), telling("profiling", progress) as tell:

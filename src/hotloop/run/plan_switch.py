@@ -75,11 +75,8 @@ class PlanSwitch:
 
     def step_for(self, plan: Plan, compiled: dict[str, CompiledObjective] | None = None) -> TrainingStep:
         """The step of a plan, with objectives that are compiled already where given."""
-        return TrainingStep(
-            self.subject.model,
-            self.subject.objectives,
+        return self.subject.step_for(
             plan,
-            averages=self.subject.averages,
             see=self._watch.see,
             after_update=self._schedule.after_update if self._schedule.schedulers else None,
             compiled=compiled,

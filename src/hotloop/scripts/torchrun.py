@@ -1,7 +1,6 @@
 """torchrun, with checks before it and errors that name the rank."""
 
 import argparse
-import contextlib
 import logging
 import os
 import platform
@@ -12,12 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-import psutil
 import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -259,18 +257,25 @@ def _meeting(request: LaunchRequest) -> list[str]:
     # Without a number of the node torchrun compares the host's name, which fails for an alias.
     is_host = "" if request.node_rank is None else f"is_host={int(request.node_rank == 0)},"
     name = request.target if request.module else Path(request.target).stem
+    seconds = max(1, round(request.join_timeout))
     return [
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={request.master}",
         f"--rdzv-id={name}-{request.nodes or 1}".replace(":", "-"),  # the same on every node
-        f"--rdzv-conf={is_host}join_timeout={max(1, round(request.join_timeout))}",
+        f"--rdzv-conf={is_host}join_timeout={seconds},read_timeout={seconds}",
     ]
 
 
 def run(line: TorchrunLine, tell: Callable[[str], None]) -> None:
     """Be torchrun: returns when all ranks have ended well, and raises what a person can read where not."""
     request = line.request
-    _must_meet(request, tell)
+    if request.master is not None:
+        nodes, longest = plural(request.most_nodes, "node"), duration(request.join_timeout)
+        tell(f"waiting up to {longest} for {nodes} to meet at {request.master}")
+        if request.node_rank == 0:
+            _must_be_free(request.master)
+        elif request.node_rank is not None:
+            wait_for(request.master, request.join_timeout)
     os.environ.update(line.environment)
     if not os.environ.get("LOGLEVEL") and not os.environ.get("HOTLOOP_DEBUG"):
         for name in NOISY:  # lines about ranks that torchrun ends
@@ -296,57 +301,30 @@ def run(line: TorchrunLine, tell: Callable[[str], None]) -> None:
             _did_not_meet(error, request)
 
 
-def _must_meet(request: LaunchRequest, tell: Callable[[str], None]) -> None:
-    """Tell a taken port or a master that is not there, where torchrun would wait in silence."""
-    if request.master is None:
-        return
-    if request.node_rank == 0:
-        _must_be_free(request.master)
-    if request.node_rank == 0 or (request.node_rank is None and is_here(request.master.host)):
-        nodes, longest = plural(request.most_nodes, "node"), duration(request.join_timeout)
-        tell(f"waiting up to {longest} for {nodes} to meet at {request.master}")
-    else:
-        wait_for(request.master, request.join_timeout, tell)
-
-
-def is_here(host: str) -> bool:
-    """Whether a host is this machine: one of its addresses can be bound to."""
-    with contextlib.suppress(OSError):
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)
-                return True
-    return False
-
-
 def _must_be_free(endpoint: Endpoint) -> None:
-    """Refuse a port of this machine that cannot be listened on, with the process that has it where the system tells."""
+    """Refuse a port of this machine that cannot be listened on; torchrun would print a stack of C++."""
     try:
         socket.create_server(("", endpoint.port)).close()
     except OSError as error:
         raise LaunchFailed(
             f"nodes cannot meet at {endpoint}: port {endpoint.port} of this host cannot be listened on:"
-            f" {(error.strerror or str(error)).lower()}{_owner(endpoint.port)}",
-            fix=f"end it, or choose another port on every node: --master {Endpoint(endpoint.host, endpoint.port + 1)}",
+            f" {(error.strerror or str(error)).lower()}",
+            fix=f"end what has it, or choose another on every node: --master {replace(endpoint, port=endpoint.port + 1)}",
             exit_code=NOT_MET,
         ) from None
 
 
-def _owner(port: int) -> str:
-    with contextlib.suppress(psutil.Error, OSError):  # another user's, or a system that does not tell
-        for each in psutil.net_connections("tcp"):
-            if each.pid and each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port:
-                return f" by process {each.pid} ({printable(psutil.Process(each.pid).name())})"
-    return ""
-
-
-def wait_for(endpoint: Endpoint, patience: float, tell: Callable[[str], None], *, every: float = 10.0) -> None:
-    """Return once something listens there; a line at first and `every` so many seconds, an error after `patience`."""
-    begun = time.monotonic()
-    told = -every
-    while (why := _why_not(endpoint)) is not None:
-        waited = time.monotonic() - begun
-        if waited >= patience:
+def wait_for(endpoint: Endpoint, patience: float) -> None:
+    """Return once something listens there; torchrun would print a warning every second, and stacks of C++."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((endpoint.host, endpoint.port), ATTEMPT).close()
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+        else:
+            return
+        if time.monotonic() >= end:
             raise LaunchFailed(
                 f"{endpoint} did not answer within {duration(patience)}: {why}",
                 fix="start node 0 there, let its port through the firewall, and check that "
@@ -354,23 +332,7 @@ def wait_for(endpoint: Endpoint, patience: float, tell: Callable[[str], None], *
                 "`--join-timeout 30min` waits longer",
                 exit_code=NOT_MET,
             )
-        if waited - told >= every:
-            told = waited
-            tell(f"waiting for {endpoint}, {waited:.0f} s of {duration(patience)}: {why}")
-        time.sleep(min(1.0, max(0.0, patience - waited)))
-
-
-def _why_not(endpoint: Endpoint) -> str | None:
-    """Why a connection fails; None where one is made."""
-    try:
-        socket.create_connection((endpoint.host, endpoint.port), ATTEMPT).close()
-    except socket.gaierror:
-        return f"no address is known for {printable(endpoint.host)}"
-    except TimeoutError:
-        return "no answer (a firewall, or a host that is down)"
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
-    return None
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
 
 
 def _rank_failed(error: ChildFailedError, request: LaunchRequest) -> NoReturn:

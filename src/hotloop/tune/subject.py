@@ -18,7 +18,6 @@ from hotloop.levers import LeverTarget
 from hotloop.levers.channels_last import to_memory_format
 from hotloop.levers.tf32 import fp32_matmul_precision
 from hotloop.plan import Plan
-from hotloop.step.compilation import CompiledObjective
 from hotloop.step.inspection import signature
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
@@ -66,9 +65,10 @@ class Subject:
             self.on_ranks,
         )
 
-    def step_for(self, plan: Plan, compiled: dict[str, CompiledObjective] | None = None) -> TrainingStep:
-        """The step of a plan, for trials: it does not survive out-of-memory, and nobody hears of its losses."""
-        return TrainingStep(self.model, self.objectives, plan, averages=self.averages, compiled=compiled)
+    def step_for(self, plan: Plan, **options: Any) -> TrainingStep:
+        """The step of a plan, with options of `TrainingStep`; without them one for trials, which no OOM retry repeats
+        and whose losses nobody hears of."""
+        return TrainingStep(self.model, self.objectives, plan, averages=self.averages, **options)
 
     def roots(self, more: Mapping[str, object] | None = None, batch: Any = None) -> dict[str, object]:
         """Objects from which a step on a batch may reach Python state, by the names that a person knows."""
