@@ -163,4 +163,4 @@ def test_a_port_that_is_taken_is_told_at_once(run: Run, folder: Path) -> None:
         code, _, err = run("launch", *nodes, "--processes", "1", "script.py", "tell")
     assert code == 4
     assert f"nodes cannot meet at {where}: port {port} of this host cannot be listened on: address already" in err
-    assert f"fix: end what has it, or choose another on every node: --master 127.0.0.1:{port + 1}" in err
+    assert f"fix: end what has it, or choose another everywhere: --master 127.0.0.1:{port + 1}" in err

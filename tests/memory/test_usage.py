@@ -84,7 +84,7 @@ def test_the_share_of_this_process_is_told_only_where_it_is_certain(
 ) -> None:
     listed = [(os.getpid() if pid == "own" else int(pid), used) for pid, used in processes]
     monkeypatch.setitem(__import__("sys").modules, "pynvml", FakeNvml(*listed))
-    monkeypatch.setattr(module, "sees_whole_machine", lambda: like_the_driver)
+    monkeypatch.setattr("hotloop.monitor.processes.sees_whole_machine", lambda: like_the_driver)
     assert module._process(uuid, reserved=500) == known
 
 

@@ -22,9 +22,8 @@ from hotloop.monitor.logs import (
     TensorBoard,
     WeightsAndBiases,
     open_log,
-    scalars,
 )
-from hotloop.monitor.reading import Gpu, Host, Reading
+from hotloop.monitor.reading import Gpu, Host, Reading, scalars
 
 READING = Reading(
     100.0,

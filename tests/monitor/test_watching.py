@@ -312,3 +312,11 @@ def test_watching_a_gpu_at_work() -> None:
     assert (used.memory_peak or 0) >= square.nbytes
     assert (used.joules or 0) > 10
     assert used.energy_from in ("counter", "power")
+
+
+def test_where_no_gpu_is_wanted_their_driver_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.monitor.sampler.Sampler", None)
+    with Watching(gpus=()) as watching:
+        pass
+    assert watching.load.samples > 0
+    assert watching.load.notes == ()

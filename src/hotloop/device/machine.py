@@ -15,7 +15,6 @@ import psutil
 from hotloop.device.facts import Cpu, InstalledGpu
 from hotloop.monitor.host import decoded
 from hotloop.monitor.main_memory import machine_memory, text_of
-from hotloop.monitor.nvml_gpus import LIB_RM_VERSION_MISMATCH, Failed, Library
 
 DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 CONTAINERS = ("docker", "containerd", "kubepods", "libpod", "lxc")
@@ -137,6 +136,8 @@ class NvmlReading:
 
 def nvml_reading() -> NvmlReading:
     """What NVIDIA's management library tells of driver and GPUs, without starting CUDA on any of them."""
+    from hotloop.monitor.nvml_gpus import LIB_RM_VERSION_MISMATCH, Failed, Library  # noqa: PLC0415  # not where the CPU is asked for
+
     try:
         library = Library()
     except Failed as error:

@@ -22,6 +22,7 @@ __all__ = [
     "in_words",
     "levers_of",
     "pulled_levers",
+    "rounding_levers",
     "uncaptured",
     "without",
 ]
@@ -69,6 +70,11 @@ def pulled_levers(plan: Plan) -> list[Lever]:
 def added_levers(plan: Plan, begin: Plan) -> list[Lever]:
     """The levers that a plan has and another has not."""
     return [lever for lever in LEVERS if lever.is_pulled(plan) and not lever.is_pulled(begin)]
+
+
+def rounding_levers(plan: Plan, begin: Plan) -> list[Lever]:
+    """The levers that a plan has and another has not, and that round losses and gradients."""
+    return [lever for lever in added_levers(plan, begin) if lever.tier == "B" and lever.changes_gradients]
 
 
 def without(levers: Sequence[Lever], plan: Plan) -> Plan:

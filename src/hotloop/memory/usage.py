@@ -14,8 +14,6 @@ from hotloop.device import as_device
 from hotloop.device.backend import backend_of
 from hotloop.memory.storages import storages_of
 from hotloop.monitor.main_memory import machine_memory
-from hotloop.monitor.nvml_gpus import Failed, Library
-from hotloop.monitor.processes import sees_whole_machine
 from hotloop.placement.placing import resolve
 from hotloop.printing.text import size
 from hotloop.records import Record
@@ -162,6 +160,9 @@ def main_memory_left() -> int:
 
 def _process(uuid: str, reserved: int) -> int | None:
     """What NVML says that this process holds on a GPU; None where it cannot be told for certain."""
+    from hotloop.monitor.nvml_gpus import Failed, Library  # noqa: PLC0415  # of a GPU alone
+    from hotloop.monitor.processes import sees_whole_machine  # noqa: PLC0415
+
     try:
         library = Library()
     except Failed:

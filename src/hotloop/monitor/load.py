@@ -6,7 +6,7 @@ from collections.abc import Collection
 from itertools import accumulate
 from typing import TypeVar
 
-from hotloop.monitor.reading import Gpu, Reading
+from hotloop.monitor.reading import Gpu, Reading, is_among
 from hotloop.printing.text import printable
 from hotloop.records import GpuLoad, Load
 
@@ -63,14 +63,6 @@ class LoadTally:
             cpu=self._cpu.value,
             notes=tuple(self._notes),
         )
-
-
-def is_among(gpu: Gpu, wanted: Collection[int | str] | None) -> bool:
-    """Whether a GPU is wanted: by its index, or by its UUID, which torch gives without the prefix."""
-    if wanted is None:
-        return True
-    uuid = (gpu.uuid or "").removeprefix("GPU-")
-    return any(gpu.index == one if isinstance(one, int) else uuid == one.removeprefix("GPU-") for one in wanted)
 
 
 class _GpuTally:

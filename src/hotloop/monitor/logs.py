@@ -4,7 +4,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -14,8 +14,6 @@ from threading import Lock
 from typing import Any, Protocol
 
 from hotloop.errors import BadArgument, HotloopError, OutputError
-from hotloop.monitor.load import is_among
-from hotloop.monitor.reading import GPU_FIELDS, HOST_FIELDS, Reading
 from hotloop.printing.text import an, printable
 from hotloop.records.files import cannot_write, finite
 
@@ -284,21 +282,6 @@ def targets_of(log: Logged) -> list[LogTarget]:
                 fix='give "tensorboard", "run.jsonl", "wandb", "mlflow", a Log, or a list of these',
             )
     return several
-
-
-def scalars(reading: Reading, gpus: Collection[int | str] | None = None) -> dict[str, float]:
-    """The numbers of a reading by names that stay, of all GPUs or of some; what is not known is left out.
-
-    >>> from hotloop.monitor.reading import Gpu, Host
-    >>> scalars(Reading(0.0, Host(cpu=12.5), (Gpu(0, "H200", utilisation=97.0, throttled=("heat",)),)))
-    {'host/cpu': 12.5, 'gpu0/utilisation': 97.0, 'gpu0/throttled': 1.0}
-    """
-    numbers = {f"host/{name}": getattr(reading.host, name) for name in HOST_FIELDS}
-    for gpu in reading.gpus:
-        if is_among(gpu, gpus):
-            numbers.update({f"gpu{gpu.index}/{name}": getattr(gpu, name) for name in GPU_FIELDS})
-            numbers[f"gpu{gpu.index}/throttled"] = None if gpu.throttled is None else float(bool(gpu.throttled))
-    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _checked(numbers: Mapping[str, float | None]) -> dict[str, float | None]:

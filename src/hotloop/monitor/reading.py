@@ -1,8 +1,11 @@
 """`Reading`: one sample of the hardware. What is not known is None, never 0."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 
 from hotloop.records import Record
+
+EVERY = 0.5  # seconds between two samples
 
 
 @dataclass(frozen=True)
@@ -79,3 +82,25 @@ class Reading(Record):
 _NUMBERS = (float | None, int | None)
 GPU_FIELDS = tuple(field.name for field in fields(Gpu) if field.type in _NUMBERS)
 HOST_FIELDS = tuple(field.name for field in fields(Host) if field.type in _NUMBERS)
+
+
+def is_among(gpu: Gpu, wanted: Collection[int | str] | None) -> bool:
+    """Whether a GPU is wanted: by its index, or by its UUID, which torch gives without the prefix."""
+    if wanted is None:
+        return True
+    uuid = (gpu.uuid or "").removeprefix("GPU-")
+    return any(gpu.index == one if isinstance(one, int) else uuid == one.removeprefix("GPU-") for one in wanted)
+
+
+def scalars(reading: Reading, gpus: Collection[int | str] | None = None) -> dict[str, float]:
+    """The numbers of a reading by names that stay, of all GPUs or of some; what is not known is left out.
+
+    >>> scalars(Reading(0.0, Host(cpu=12.5), (Gpu(0, "H200", utilisation=97.0, throttled=("heat",)),)))
+    {'host/cpu': 12.5, 'gpu0/utilisation': 97.0, 'gpu0/throttled': 1.0}
+    """
+    numbers = {f"host/{name}": getattr(reading.host, name) for name in HOST_FIELDS}
+    for gpu in reading.gpus:
+        if is_among(gpu, gpus):
+            numbers.update({f"gpu{gpu.index}/{name}": getattr(gpu, name) for name in GPU_FIELDS})
+            numbers[f"gpu{gpu.index}/throttled"] = None if gpu.throttled is None else float(bool(gpu.throttled))
+    return {name: value for name, value in numbers.items() if value is not None}

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Self
 
 from hotloop.errors import BadArgument
+from hotloop.monitor.host import Around
 from hotloop.monitor.load import LoadTally
-from hotloop.monitor.logs import Logged, Logs, scalars
-from hotloop.monitor.reading import Reading
+from hotloop.monitor.logs import Logged, Logs
+from hotloop.monitor.reading import EVERY, Reading, scalars
 from hotloop.records import Load
 
-EVERY = 0.5  # seconds between two samples
 LAST_READING = 2.0  # seconds that the end waits for the last reading; a driver that hangs is left behind
 
 
@@ -101,12 +101,25 @@ class Watching:
 
     def _run(self) -> None:
         try:
-            with _sampler(self._read) as read:
+            with self._sampler() as read:
                 self._sample_until_the_end(read)
         except Exception as error:  # noqa: BLE001  # a broken driver may raise anything, and it is not the training's fault
             self._note("the hardware is not watched", error)
         self._logs.close()
         self._note_failures()
+
+    @contextmanager
+    def _sampler(self) -> Iterator[Callable[[], Reading]]:
+        if self._read is not None:
+            yield self._read
+        elif self._gpus is not None and not self._gpus:  # as on a CPU: the driver of GPUs is left alone
+            around = Around()
+            yield lambda: Reading(time.time(), around.read())
+        else:
+            from hotloop.monitor.sampler import Sampler  # noqa: PLC0415  # NVML is looked for in this thread
+
+            with Sampler() as sampler:
+                yield sampler.read
 
     def _sample_until_the_end(self, read: Callable[[], Reading]) -> None:
         due = time.monotonic()
@@ -143,14 +156,3 @@ class Watching:
         self._tally.note(f"{what}: {type(error).__name__}: {error}")
         if not self._left:
             self._load = self._tally.load()
-
-
-@contextmanager
-def _sampler(read: Callable[[], Reading] | None) -> Iterator[Callable[[], Reading]]:
-    if read is not None:
-        yield read
-        return
-    from hotloop.monitor.sampler import Sampler  # noqa: PLC0415  # NVML is looked for in the thread, not in the training
-
-    with Sampler() as sampler:
-        yield sampler.read

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hotloop.errors import MemoryWarning, PlanWarning
+from hotloop.levers import rounding_levers
 from hotloop.levers.applied import displace_plans
 from hotloop.plan import Plan
 from hotloop.records import PlanChange
@@ -20,7 +21,6 @@ from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Parts
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
-from hotloop.tune.gate import rounding_levers
 from hotloop.tune.subject import Subject
 from hotloop.values.reach import counted_per_call, watched_changes
 

@@ -309,7 +309,7 @@ def _must_be_free(endpoint: Endpoint) -> None:
         raise LaunchFailed(
             f"nodes cannot meet at {endpoint}: port {endpoint.port} of this host cannot be listened on:"
             f" {(error.strerror or str(error)).lower()}",
-            fix=f"end what has it, or choose another on every node: --master {replace(endpoint, port=endpoint.port + 1)}",
+            fix=f"end what has it, or choose another everywhere: --master {replace(endpoint, port=endpoint.port + 1)}",
             exit_code=NOT_MET,
         ) from None
 

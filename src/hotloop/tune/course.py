@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -48,19 +49,13 @@ FASTER = 1.02  # times, from which on what was compiled or searched for is kept
 class Course:
     """The steps to a plan: each `yield` lets a step pass, and gives the batches until it wants to be asked again."""
 
-    def __init__(
-        self,
-        run: TunedRun,
-        first: FirstSteps,
-        gate: GradientGate,
-        guard: RoundingGuard,
-        timer: StepTimer,
-        record: TuningRecord,
-    ) -> None:
+    def __init__(self, run: TunedRun, first: FirstSteps, record: TuningRecord, listen: Callable[[], None]) -> None:
+        """`listen` lets the guard hear of losses from then on."""
+        self.gate = GradientGate(run.loop, run.loop.ranks.reason)
+        self.guard = RoundingGuard(run, first, self.gate, record, listen)
+        self.timer = StepTimer(run)
+        self._run, self._loop, self._subject, self._first, self._record = run, run.loop, run.subject, first, record
         self._sleeps = False  # until a new epoch or fit begins
-        self._run, self._loop, self._first, self._gate, self._guard = run, run.loop, first, gate, guard
-        self._timer, self._record = timer, record
-        self._subject = run.subject
         self._shapes_vary = False  # from batch to batch, on any rank
 
     def wakes(self) -> bool:
@@ -73,7 +68,7 @@ class Course:
         yield 0
         plain = yield from self._first_steps()
         self._adopt(plain)
-        self._guard.begin()
+        self.guard.begin()
         now = yield from self._settled()
         now = yield from self._not_slower(plain, now)
         self._record.timed(now)
@@ -83,7 +78,7 @@ class Course:
                 if faster is not None:
                     now = faster
                     self._record.timed(now)
-        yield from self._guard.watched()
+        yield from self.guard.watched()
 
     def resumed(self) -> Steps[None]:
         """Of a run that has its plan already."""
@@ -95,7 +90,7 @@ class Course:
             batch = ahead.example
             with self._loop.unplanned():
                 self._record.key = self._subject.key(batch, ahead.loader, ahead.transform)
-        yield from self._guard.watched()
+        yield from self.guard.watched()
 
     def gone_back(self, why: str) -> Steps[None]:
         """Back to the person's plan."""
@@ -104,7 +99,7 @@ class Course:
 
     def _first_steps(self) -> Steps[float]:
         """Steps as they were written: three are watched, two are timed. The seconds of a batch, once a plan pays."""
-        run, timed = self._run, self._timer.timed
+        run, timed = self._run, self.timer.timed
         is_long = run.next.left is None or run.next.left >= WORTH_PREPARING
         if is_long:
             self._prepare()
@@ -171,7 +166,7 @@ class Course:
         reference = None
         if target.only is None:
             with without_dropout(subject.modules):
-                reference = self._gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
+                reference = self.gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
             if (why := self._why_not_captured(seen, ahead.batch)) is not None:
                 record.capture_failed(why)
             if (why := loop.ranks.reason(reference if isinstance(reference, str) else None)) is not None:
@@ -193,7 +188,7 @@ class Course:
         )
         trials = self._gated(facts, reference, ahead)
         seconds = loop.ranks.largest(time.perf_counter() - start)
-        self._guard.note_adoption(seconds)
+        self.guard.note_adoption(seconds)
         record.spend(seconds + self._first.seconds)
         record.adopted(trials, ahead.left)
 
@@ -213,7 +208,7 @@ class Course:
             loop.carry_out(plan, "it is what suits the model and the device")
             if reference is None or isinstance(reference, str):
                 return trials
-            guilty, why = self._gate.asked(begin, reference, ahead.batch, shaken)
+            guilty, why = self.gate.asked(begin, reference, ahead.batch, shaken)
             if why is None:
                 return trials
             for lever in least_trusted(guilty):
@@ -239,9 +234,9 @@ class Course:
         for _ in range(SETTLING):  # libraries load kernels when they are first used
             yield 0
         if self._run.plan.graph <= 1:
-            now = yield from self._timer.timed(TIMED_STEPS, BRIEFLY)
+            now = yield from self.timer.timed(TIMED_STEPS, BRIEFLY)
             if not self._is_short(now):
-                return min(now, (yield from self._timer.timed(TIMED_STEPS, TIMED_SECONDS)))
+                return min(now, (yield from self.timer.timed(TIMED_STEPS, TIMED_SECONDS)))
             several = next(lever for lever in LEVERS if lever.for_short_steps)
             yield from self._run.switch(several.pull(self._run.plan), "a captured step is short")
             self._record.judge(several, "kept", f"a captured step takes {now * 1e6:.0f} µs")
@@ -250,24 +245,24 @@ class Course:
             if self._run.next.batches > 1:
                 yield 0  # in which the stretch is captured
                 break
-        return (yield from self._timer.timed(TIMED_STEPS, BRIEFLY))
+        return (yield from self.timer.timed(TIMED_STEPS, BRIEFLY))
 
     def _is_short(self, now: float) -> bool:
         """Whether a captured step of `now` seconds is so short that several belong in one CUDA graph."""
         plan, left = self._run.plan, (self._run.next.left or 0) * now
-        is_short = now < SMALL_STEP and (self._timer.host > HOST_LIMITS * now or left > SEVERAL_PAY)
+        is_short = now < SMALL_STEP and (self.timer.host > HOST_LIMITS * now or left > SEVERAL_PAY)
         return plan.graph == 1 and self._run.next.can_be_several and is_short and plan.stream == "resident"
 
     def _not_slower(self, plain: float, now: float) -> Steps[float]:
         """Drop levers until the step is no slower than the eager one."""
         begin, plan = self._run.plain_plan, self._run.plan
         on_cpu = self._subject.backend.is_host
-        is_starved = self._loop.ranks.largest(self._timer.is_starved) > 0
+        is_starved = self._loop.ranks.largest(self.timer.is_starved) > 0
         limit = plain * (SURELY_SLOWER if on_cpu or is_starved else SLOWER)
         # Where shapes vary, each new one may take its time the first time; and other programs disturb.
         for _ in range(AGAIN_ON_CPU if on_cpu else AGAIN):
             if now > limit:
-                now = min(now, (yield from self._timer.timed(TIMED_STEPS, TIMED_SECONDS)))
+                now = min(now, (yield from self.timer.timed(TIMED_STEPS, TIMED_SECONDS)))
         while now > limit and (pulled := added_levers(plan, begin)):
             doubtful = sorted(pulled, key=lambda each: each.trust)[: math.ceil(len(pulled) / 2)]
             for lever in doubtful:
@@ -277,7 +272,7 @@ class Course:
             if plan != begin:
                 now = yield from self._settled()
             else:
-                now = yield from self._timer.timed(TIMED_STEPS, TIMED_SECONDS)
+                now = yield from self.timer.timed(TIMED_STEPS, TIMED_SECONDS)
         return now
 
     def _refined(self, lever: Lever, now: float) -> Steps[float | None]:
@@ -300,7 +295,7 @@ class Course:
         compiled = self._first.for_all(subject.objectives, new, batch) if lever.computes_the_same else None
         self._loop.carry_out(self._run.with_present_data(new), lever.what, compiled)
         if lever.computes_the_same:
-            _, why = self._gate.asked(plan, None, batch)  # in which it is compiled
+            _, why = self.gate.asked(plan, None, batch)  # in which it is compiled
         took, begun, batches = time.perf_counter() - start, time.perf_counter(), self._run.batches
         self._record.spend(took)
         if why is None and delay.key is not None:
@@ -318,7 +313,7 @@ class Course:
             then = yield from self._settled()
             for _ in range(AGAIN):  # the smaller last batch of an epoch is searched for too, when it comes
                 if then >= now / FASTER:
-                    then = min(then, (yield from self._timer.timed(TIMED_STEPS, TIMED_SECONDS)))
+                    then = min(then, (yield from self.timer.timed(TIMED_STEPS, TIMED_SECONDS)))
             if then < now / FASTER:
                 self._record.judge(lever, "kept", lever.what)
                 return then

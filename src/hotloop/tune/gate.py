@@ -10,22 +10,22 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hotloop._torch import compiler_error
-from hotloop.levers import Lever, added_levers, without
+from hotloop.levers import Lever, rounding_levers, without
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.objective.objectives import HALF_PRECISIONS
 from hotloop.plan import Plan
 from hotloop.printing.text import error_in_a_line
 from hotloop.step.arithmetic import Work
 from hotloop.step.inspection import Inspection
-from hotloop.step.retry import OutOfMemory
 from hotloop.step.sharding import is_sharded
 from hotloop.step.training import TrainingStep
+from hotloop.tune.tuned_run import Compared
 from hotloop.values.rng import RngStates
 from hotloop.values.snapshot import Snapshot
 
@@ -132,22 +132,6 @@ def stray(
                 f"{names[i]} is {shares[0]:.3g} of itself away from the eager step's, where {by} it by {shares[1]:.2g}"
             )
     return None
-
-
-class Compared(Protocol):
-    """The part of a loop that the gate uses."""
-
-    memory: OutOfMemory
-
-    @property
-    def step(self) -> TrainingStep:
-        """The step in use."""
-
-    def as_written(self) -> AbstractContextManager[TrainingStep]:
-        """The step as the person wrote it, in fp32, for a pass or two."""
-
-    def trying(self, plan: Plan) -> AbstractContextManager[TrainingStep]:
-        """The step of another plan, for a pass or two."""
 
 
 class GradientGate:
@@ -259,11 +243,6 @@ class GradientGate:
             clear(self._loop.step.device)
             return None
         return None if isinstance(found, str) else found
-
-
-def rounding_levers(plan: Plan, begin: Plan) -> list[Lever]:
-    """The levers that a plan has and another has not, and that round losses and gradients."""
-    return [lever for lever in added_levers(plan, begin) if lever.tier == "B" and lever.changes_gradients]
 
 
 def comparison(device: torch.device) -> None:

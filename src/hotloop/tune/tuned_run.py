@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from hotloop.data import Stream
-from hotloop.levers import Lever, added_levers, without
+from hotloop.levers import Lever, added_levers, rounding_levers, without
 from hotloop.plan import Plan
 from hotloop.step.compilation import CompiledObjective
+from hotloop.step.retry import OutOfMemory
+from hotloop.step.training import TrainingStep
 from hotloop.tune.first_steps import Reaching
-from hotloop.tune.gate import Compared, rounding_levers
 from hotloop.tune.subject import Subject
 from hotloop.tune.tuning_record import TuningRecord
 
@@ -53,6 +54,22 @@ class Agreeing(Protocol):
 
     def from_first(self, value: Any) -> Any:
         """The value of rank 0, plain data."""
+
+
+class Compared(Protocol):
+    """The part of a loop that the gate uses."""
+
+    memory: OutOfMemory
+
+    @property
+    def step(self) -> TrainingStep:
+        """The step in use."""
+
+    def as_written(self) -> AbstractContextManager[TrainingStep]:
+        """The step as the person wrote it, in fp32, for a pass or two."""
+
+    def trying(self, plan: Plan) -> AbstractContextManager[TrainingStep]:
+        """The step of another plan, for a pass or two."""
 
 
 class Tuned(Compared, Reaching, Protocol):

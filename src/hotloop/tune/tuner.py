@@ -5,21 +5,21 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import PlanWarning
 from hotloop.levers import LEVERS
 from hotloop.plan import Tuning
 from hotloop.printing.text import error_in_a_line
-from hotloop.tune.course import Course
 from hotloop.tune.feeding import Feeding
 from hotloop.tune.first_steps import FirstSteps
-from hotloop.tune.gate import GradientGate
-from hotloop.tune.rounding import RoundingGuard
-from hotloop.tune.step_timer import StepTimer
 from hotloop.tune.subject import Subject
 from hotloop.tune.tuned_run import Ahead, Steps, Tuned, TunedRun
 from hotloop.tune.tuning_record import TuningRecord
+
+if TYPE_CHECKING:
+    from hotloop.tune.course import Course
+    from hotloop.tune.rounding import RoundingGuard
 
 
 class Tuner:
@@ -41,12 +41,26 @@ class Tuner:
         self.first = FirstSteps(subject, loop)
         self.due: float = 0 if asked else math.inf  # the batch from which on it wants to be asked before steps
         self._run = TunedRun(subject, loop, self.record)
-        self._gate = GradientGate(loop, loop.ranks.reason)
-        self.guard = RoundingGuard(self._run, self.first, self._gate, self.record, partial(listen, self._on_loss))
-        self._timer = StepTimer(self._run)
-        self._course = Course(self._run, self.first, self._gate, self.guard, self._timer, self.record)
+        self._listen = partial(listen, self._on_loss)
         self._feeding = Feeding()
-        self._go_through(self._course.whole())
+        self._course: Course | None = None
+        self._course_due = math.inf
+        if asked:
+            self._go_through(self.course.whole())
+
+    @property
+    def course(self) -> "Course":
+        """The way to a plan; made and imported by the run that looks for one."""
+        if self._course is None:
+            from hotloop.tune.course import Course
+
+            self._course = Course(self._run, self.first, self.record, self._listen)
+        return self._course
+
+    @property
+    def guard(self) -> "RoundingGuard":
+        """The watch over a plan that rounds."""
+        return self.course.guard
 
     def _go_through(self, course: Steps[None]) -> None:
         """Go through a course from the next step on."""
@@ -56,7 +70,7 @@ class Tuner:
     @property
     def passes(self) -> int:
         """Extra forward passes so far, beyond one per step."""
-        return self._gate.passes
+        return self.course.gate.passes
 
     def resume(self, tuning: Tuning | None, considered_for: int | None) -> None:
         """Load what an earlier part of this run found: its plan, or that none pays in `considered_for` batches."""
@@ -66,7 +80,7 @@ class Tuner:
 
     def restorer(self) -> Callable[[], None]:
         """A callable that undoes what `resume` changes."""
-        changed = (self, self.record, self.guard, self._feeding)
+        changed = [self, self.record, self._feeding, *([] if self._course is None else [self.guard])]
         before = [(each, dict(vars(each))) for each in changed]
 
         def restore() -> None:
@@ -77,12 +91,13 @@ class Tuner:
 
     def begin(self) -> None:
         """Consider tuning again at a new epoch or fit, where the run was too short so far."""
-        if self._course.wakes():
+        if self._course is not None and self._course.wakes():
             self._ask_next()
 
     def pause(self) -> None:
         """Stop the clock while training pauses, as for an evaluation."""
-        self._timer.pause()
+        if self._course is not None:
+            self._course.timer.pause()
 
     def before(self, ahead: Ahead, done: int) -> None:
         """Call before a step, or several in one graph, after `done` batches."""
@@ -133,7 +148,7 @@ class Tuner:
         """Tune no more, since the plan was found elsewhere; watch the levers that change rounding."""
         self._feeding.end()
         self.guard.forget()
-        self._go_through(self._course.resumed())
+        self._go_through(self.course.resumed())
         self._ask_next()
 
     def _fail(self, error: Exception) -> None:
@@ -148,7 +163,7 @@ class Tuner:
         self.first.watch_steps(0)
         self.guard.end()
         self.record.failed(words)
-        self._go_through(self._course.gone_back(words))
+        self._go_through(self.course.gone_back(words))
 
     def _feed(self) -> None:
         """Give the loader more workers where the training waits for it."""

@@ -4,17 +4,20 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from hotloop.errors import PlanWarning
 from hotloop.monitor.logs import Logs, targets_of
-from hotloop.monitor.watching import EVERY, Watching
+from hotloop.monitor.reading import EVERY
 from hotloop.records import Epoch
 from hotloop.run.kernel import TrainingRun
 from hotloop.run.part import FitArguments, Part
 from hotloop.step.norms import NormReader
+
+if TYPE_CHECKING:
+    from hotloop.monitor.watching import Watching
 
 
 class Journal(Part):
@@ -41,10 +44,11 @@ class Journal(Part):
     def around(self) -> Iterator[None]:
         self._logs.open()
         if self._monitor:
+            from hotloop.monitor.watching import Watching  # noqa: PLC0415
+
             log = None if self._logs.is_empty else self._logs
-            self._watching = Watching(
-                gpus=self.run.core.subject.backend.monitor_ids(), log=log, step=self._step
-            ).start()
+            gpus = self.run.core.subject.backend.monitor_ids()
+            self._watching = Watching(gpus=gpus, log=log, step=self._step).start()
         try:
             yield
         finally:
