@@ -166,7 +166,6 @@ LOADERS: dict[str, Build] = {
     "a list": lambda: [torch.tensor([float(i)]) for i in range(6)],
     "any object": Batches,
 }
-RANDOM = [*list(LOADERS)[list(LOADERS).index("augmented") : list(LOADERS).index("a list")], "any object"]
 WITH_WORKERS: dict[str, Build] = {
     "constant": lambda: DataLoader(DATA, 3, shuffle=True, generator=seeded(), num_workers=2),
     "constant, drawn at once": lambda: DataLoader(DATA, 3, sampler=AtOnce(), num_workers=1),
@@ -407,18 +406,14 @@ def _prefetching(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_batches_that_were_read_ahead(name: str, moment: tuple[int, int]) -> None:
-    seen, resumption = in_two(partial(Run, EVERY[name], "prefetched"), *moment)
-    if name in RANDOM and resumption.reason is not None:
-        assert "not trained on" in resumption.reason
-    else:
-        assert (seen, resumption.reason) == (whole_run(name, "prefetched"), None)
+    assert in_two(partial(Run, EVERY[name], "prefetched"), *moment)[0] == whole_run(name, "prefetched")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["direct", "prefetched", "resident"])
 @pytest.mark.parametrize("name", ["shuffled", "shuffled by the global generator", "without the tail", "augmented"])
 def test_on_cuda(kind: Any, name: str) -> None:
-    if name == "augmented" and kind != "direct":
+    if name == "augmented" and kind == "resident":
         return
     seen = []
     for stop in (None, 1, 4, 5):

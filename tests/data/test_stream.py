@@ -1,6 +1,7 @@
 """`Stream`: the loader's own batches, on the device, with their origin."""
 
 import gc
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -317,6 +318,67 @@ def test_other_items_are_seen_in_the_next_epoch(
     assert values(next(iter(streamed))) == before
     change(data)
     assert values(next(iter(streamed))) == after
+
+
+def _parts(form: Callable[[Any], Any]) -> dict[str, tuple[Any, Callable[[], object]]]:
+    """Parts of data, and how to change which items each has."""
+    chosen = form(range(12))
+    part, whole = Subset(DATA, chosen), TensorDataset(torch.arange(-12.0, 0))
+
+    def change() -> None:
+        for number in range(12):
+            chosen[number] = 20 - number
+
+    return {
+        "a part": (part, change),
+        "a part of a part": (Subset(part, form(range(11, -1, -1))), change),
+        "joined": (ConcatDataset([whole, part]), change),
+        "one at a time": (part, lambda: chosen.__setitem__(7, 19)),
+    }
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
+@pytest.mark.parametrize("kind", ["a part", "a part of a part", "joined", "one at a time"])
+def test_a_part_that_changes_within_an_epoch_gives_what_its_loader_gives(
+    kind: str, form: Callable[[Any], Any], shuffle: bool
+) -> None:
+    found = []
+    for ours in (False, True):
+        dataset, change = _parts(lambda chosen: form(list(chosen)))[kind]
+        loader = DataLoader(dataset, 2, shuffle=shuffle, generator=seeded())
+        batches: list[Any] = []
+        for number, batch in enumerate(stream(loader, "cpu", "resident") if ours else loader):
+            batches.append(values(batch))
+            if number == 1:
+                change()
+        found.append(batches)
+    assert found[0] == found[1]
+
+
+def test_a_hook_that_changes_a_part_within_an_epoch_trains_as_a_loop_by_hand() -> None:
+    weights = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        model, chosen = nn.Linear(1, 1), list(range(64))
+        x = torch.linspace(-1, 1, 128).view(128, 1)
+        loader = DataLoader(Subset(TensorDataset(x, x.sin()), chosen), 4, shuffle=True)
+        optimizer, criterion = torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss()
+
+        def harder(step: int, chosen: list[int] = chosen) -> None:
+            chosen[:] = [(each + step) % 128 for each in chosen]
+
+        if ours:
+            loop = Loop(model, optimizer, criterion, device="cpu")
+            loop.fit(loader, epochs=2, on_step=lambda record: harder(record.step), progress=False)
+        by_hand = itertools.chain.from_iterable(loader for _ in range(0 if ours else 2))
+        for number, (inputs, targets) in enumerate(by_hand, 1):
+            optimizer.zero_grad()
+            criterion(model(inputs), targets).backward()
+            optimizer.step()
+            harder(number)
+        weights.append(torch.cat([p.flatten() for p in model.parameters()]))
+    assert torch.equal(*weights)
 
 
 class Iterated(list[int]):

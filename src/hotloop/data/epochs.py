@@ -10,7 +10,7 @@ A run that goes on from a position gets exactly the batches that it would have g
 4. what the training has had is skipped. Indices are drawn and dropped where no more is needed; batches are loaded and
    dropped where workers make random items, because only that brings the workers to where they were; another number of
    workers makes other ones anyhow, from seeds of its own;
-5. batches that had been read ahead are read again; what was random in them is not the same;
+5. batches that had been read ahead are read again, each with the rng states that it was read with;
 6. the generators of the loader get the states of the moment of the checkpoint, in case others draw from them too;
 7. the caller restores the global states of that moment, and begins the epoch.
 
@@ -20,8 +20,9 @@ goes through the same steps inside a run.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
@@ -32,7 +33,8 @@ from hotloop.printing.text import plural
 
 T = TypeVar("T")
 Tell = Callable[[int, int], None]  # batches that were loaded again so far, and in all
-POSITION_FORMAT = 3
+POSITION_FORMAT = 2
+MOST_AHEAD = 4  # batches that a stream reads before they are trained on, at most
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Position:
     now: LoaderRngState  # when the position was asked for
     read: int = 0  # batches of the epoch that were read, those ahead of the training included
     ended: bool = False  # whether the loader had said that there are no more
+    ahead: tuple[LoaderRngState, ...] = ()  # when each batch ahead was read, where that matters
     last: tuple[int, ...] | None = None  # the samples of the last batch that the training had
     begun: bool = False  # whether workers that persist were there when the epoch began
     workers: int = 0
@@ -55,7 +58,8 @@ class Position:
     def state_dict(self) -> dict[str, Any]:
         """The position as nested data; a checkpoint can hold it if it can hold the states of samplers."""
         fields = vars(self) | {"began": vars(self.began), "now": vars(self.now)}
-        return {"format": POSITION_FORMAT, **fields, "carried": [vars(state) for state in self.carried]}
+        fields |= {name: [vars(state) for state in getattr(self, name)] for name in ("ahead", "carried")}
+        return {"format": POSITION_FORMAT, **fields}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "Position":
@@ -66,7 +70,8 @@ class Position:
                 raise ValueError("another format")
             for name in ("began", "now"):
                 fields[name] = LoaderRngState(**fields[name])
-            fields["carried"] = tuple(LoaderRngState(**state) for state in fields["carried"])
+            for name in ("ahead", "carried"):
+                fields[name] = tuple(LoaderRngState(**state) for state in fields[name])
             return cls(**fields)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BadArgument(
@@ -94,17 +99,27 @@ class EpochProgress:
     ended: bool = False
     is_mixed: bool = False  # whether it was begun with another number of workers
     latest: Any = None  # what was read last, while the epoch lasts
+    states: deque[LoaderRngState] = field(
+        default_factory=lambda: deque(maxlen=MOST_AHEAD)
+    )  # before the latest were read
 
-    def follow(self, batches: Iterator[T]) -> Iterator[T]:
-        """The same batches, counted."""
+    def follow(self, batches: Iterator[T], get_state: Callable[[], LoaderRngState] | None) -> Iterator[T]:
+        """The same batches, counted; with `get_state`, the rng state before each one is kept."""
         try:
-            for batch in batches:
+            for batch in batches if get_state is None else self._watched(batches, get_state):
                 self.read += 1
                 self.latest = batch
                 yield batch
             self.ended = True
         finally:
             self.latest = None  # a batch may take much memory
+
+    def _watched(self, batches: Iterator[T], get_state: Callable[[], LoaderRngState]) -> Iterator[T]:
+        state = get_state()
+        for batch in batches:
+            self.states.append(state)
+            yield batch
+            state = get_state()
 
 
 class Skip:
@@ -145,9 +160,10 @@ class Epochs(ABC, Generic[T]):
     waited = 0.0  # seconds of this thread until they were there, starts of workers included
     batch_bytes = 0  # of the largest first batch of an epoch
 
-    def __init__(self, rng: LoaderRng) -> None:
+    def __init__(self, rng: LoaderRng, *, state_of_each: bool = False) -> None:
         self.first = 0  # number of the first batch of the epoch in progress: above 0 in one that was resumed
         self._rng = rng
+        self._get_state = rng.get_full_state if state_of_each else None
         self._epoch: EpochProgress | None = None
         self._ready: Iterator[T] | None = None  # an epoch that was begun at a position
 
@@ -187,7 +203,7 @@ class Epochs(ABC, Generic[T]):
         epoch = EpochProgress(self._rng.get_state(), self._has_begun(), self._carried())
         batches = self._open()
         self._epoch = epoch
-        return epoch.follow(batches)
+        return epoch.follow(batches, self._get_state)
 
     def latest(self, consumed: int) -> Any:
         """What was read last, where the training has had so many batches and nothing was read after them."""
@@ -207,31 +223,33 @@ class Epochs(ABC, Generic[T]):
                 f"consumed={consumed}, but {read} batches of the epoch were read",
                 fix="give the number of batches of this epoch that were trained on",
             )
-        is_ahead = read > consumed
-        lost = is_ahead and consumed > 0 and self.workers == 0
+        ahead = read - consumed
+        states = list(epoch.states)[len(epoch.states) - ahead :] if ahead <= len(epoch.states) else []
+        unnoted = ahead > len(states) and consumed > 0 and self.workers == 0
         return Position(
             consumed=consumed,
             began=epoch.began,
             now=now,
             read=read,
             ended=epoch.ended,
+            ahead=tuple(states),
             last=last,
             begun=epoch.begun,
             workers=self.workers,
             prefetched=self.prefetched,
             carried=epoch.carried,
-            loader=None if is_ahead or epoch.ended else self._own_account(),
-            reason=self._why_not_the_same(epoch.begun, epoch.carried, lost=lost, mixed=epoch.is_mixed),
+            loader=None if ahead or epoch.ended else self._own_account(),
+            reason=self._why_not_the_same(epoch.begun, epoch.carried, unnoted=unnoted, mixed=epoch.is_mixed),
         )
 
     def _why_not_the_same(
-        self, begun: bool, carried: tuple[LoaderRngState, ...], *, lost: bool = False, mixed: bool = False
+        self, begun: bool, carried: tuple[LoaderRngState, ...], *, unnoted: bool = False, mixed: bool = False
     ) -> str | None:
         if why := self._why_never():
             return why
         if not self.random_items:
             return None
-        if lost:
+        if unnoted:
             return "a batch was read and not trained on; its items are the same, randomness in them is not"
         if mixed:
             return (
@@ -262,8 +280,8 @@ class Epochs(ABC, Generic[T]):
         self._epoch = epoch = EpochProgress(position.began, position.begun, position.carried, position.consumed)
         epoch.is_mixed = self.workers != position.workers
         self.first = position.consumed
-        rest = epoch.follow(batches)
-        ahead = list(islice(rest, position.read - position.consumed))
+        rest = epoch.follow(batches, self._get_state)
+        ahead = self._read_again(rest, position)
         if position.ended:
             ahead += rest  # a loader that has said that it is at its end has drawn all that it draws
         reasons.append(_why_other(position, skip))
@@ -271,6 +289,17 @@ class Epochs(ABC, Generic[T]):
             self._rng.set_own_state(position.now)
         self._ready = chain(ahead, rest)
         return Resumption(position.consumed, loaded, _joined(reasons))
+
+    def _read_again(self, rest: Iterator[T], position: Position) -> list[T]:
+        """The batches that were read ahead of the training, read with the rng states of then."""
+        assert position.consumed is not None
+        if not position.ahead:
+            return list(islice(rest, position.read - position.consumed))
+        again: list[T] = []
+        for state in position.ahead:
+            self._rng.set_state(state)
+            again += islice(rest, 1)
+        return again
 
     def _what_changed(self, position: Position) -> str | None:
         if not self._rng.fits(position.began):

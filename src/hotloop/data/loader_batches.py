@@ -91,7 +91,8 @@ class LoaderBatches(Epochs[Any]):
     everything else with the loader, sampler and generator included, so it gives exactly the loader's batches.
     """
 
-    def __init__(self, source: Iterable[Any], *, records: bool) -> None:
+    def __init__(self, source: Iterable[Any], *, records: bool, reads_ahead: bool) -> None:
+        """`reads_ahead`: batches are read before they are trained on."""
         self._source = source
         self._loader: Any = source  # what is iterated
         self._sampler: RecordingSampler | None = None
@@ -104,7 +105,10 @@ class LoaderBatches(Epochs[Any]):
         self.workers = source.num_workers if isinstance(source, DataLoader) else 0
         self.prefetched = asked_in_advance(source)
         here = self.random_items and not self.workers  # whether random items are made in this process
-        super().__init__(LoaderRng(source, source.dataset if here and isinstance(source, DataLoader) else None))
+        super().__init__(
+            LoaderRng(source, source.dataset if here and isinstance(source, DataLoader) else None),
+            state_of_each=here and reads_ahead,
+        )
         if not isinstance(source, DataLoader):
             return
         if records:

@@ -2,17 +2,19 @@
 
 A change of the data is noticed where PyTorch counts it (`tensor[3] = 0`), and at the beginning of each epoch also where
 it does not (through NumPy, or `.data`): tensors and arrays of up to 512 KiB are compared as a whole, larger ones in
-1,024 places that are spread over them. A change of the data that touches none of these places is not noticed. Nor is
-one in the middle of an epoch before the next begins, one of a tensor on a GPU that goes past its counter, or, of a
-dataset with `resident = True`, one in what is no tensor or array among its attributes, or changes while items are made.
+1,024 places that are spread over them. The indices of a `Subset` are compared for each batch. A change of the data that
+touches none of these places is not noticed. Nor is one in the middle of an epoch before the next begins, one of a
+tensor on a GPU that goes past its counter, or, of a dataset with `resident = True`, one in what is no tensor or array
+among its attributes, or changes while items are made.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import islice
-from operator import is_
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -55,14 +57,9 @@ class _ResidentItems:
     """All items of a dataset on a device, and the state of the dataset that they were copied from."""
 
     items: "Future[Any]"  # nested as a batch is, each tensor with all items; a thread may still copy them
-    parts: list[Any]  # what it is made of
-    writes: list[Any]  # how often each was written to
+    source: list[Any]
     looked: dict[str, object]  # some of its memory, by name
-
-    def are_of(self, dataset: Any) -> bool:
-        """Whether a dataset has the same parts, to which nobody has written since."""
-        parts, writes = _parts(dataset)
-        return writes == self.writes and len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
+    indices: dict[int, Any]  # of the parts below it, by the ids of these, as they were
 
 
 def why_not_resident(loader: object, device: torch.device) -> str | None:
@@ -128,10 +125,37 @@ class Resident(Epochs[Any]):
         The first of a run may come from the host: in its step, libraries load for half a second, and meanwhile a thread
         copies all items to the device.
         """
-        dataset = self._loader.dataset
-        if self._device not in _kept.get(dataset, {}) and (items := _copied_beside(dataset, self._device)) is not None:
+        if (items := _copied_beside(self._loader.dataset, self._device)) is not None:
             return move(self._gathered(items, drawn if isinstance(drawn, int | slice) else _rows(drawn)), self._device)
-        return self.gather(self.items(), drawn)
+        items = self.items()
+        return self.gather(items, drawn) if self.holds(drawn) else move(self._read(drawn), self._device)
+
+    def holds(self, *drawn: Any) -> bool:
+        """Whether the items on the device are those that the sampler drew.
+
+        They are not where the indices of a `Subset` were changed since: in an epoch, the loader sees that.
+        """
+        kept = _kept.get(self._loader.dataset, {}).get(self._device)
+        before = {} if kept is None else kept.indices
+        if not before or self.workers:  # which have their own copy of the indices
+            return True
+        positions = [*chain.from_iterable(map(self._positions, drawn))]
+        return _sources(self._loader.dataset, positions, {}) == _sources(self._loader.dataset, positions, before)
+
+    def _positions(self, drawn: Any) -> Iterable[int]:
+        if isinstance(drawn, int):
+            return [drawn]
+        if isinstance(drawn, slice):
+            return range(len(self._loader.dataset))[drawn]  # type: ignore[arg-type]
+        return drawn if type(drawn) is list and type(drawn[0]) is int else _rows(drawn).reshape(-1).tolist()
+
+    def _read(self, drawn: Any) -> Any:
+        """A batch as the loader reads it."""
+        dataset = self._loader.dataset
+        if self._loader.batch_sampler is None:
+            return self._loader.collate_fn(dataset[drawn])
+        several = getattr(dataset, "__getitems__", lambda drawn: [dataset[i] for i in drawn])
+        return self._loader.collate_fn(several(list(self._positions(drawn))))
 
     def items(self) -> Any:
         """All items on the device, nested as a batch is; copied there when they are not there yet."""
@@ -142,10 +166,11 @@ class Resident(Epochs[Any]):
         return self._gathered(items, self._index(drawn))
 
     def _gathered(self, items: Any, index: Any) -> Any:
+        batch = map_tensors(items, itemgetter(index))
         if self._loader.batch_sampler is not None:
-            return map_tensors(items, lambda whole: _as_stacked(whole[index]))
+            return map_tensors(batch, _as_stacked)
         is_view = isinstance(index, int | slice) and not self._backend.is_host  # on it the loader's is one, too
-        return map_tensors(items, lambda whole: whole[index].clone() if is_view else whole[index])
+        return map_tensors(batch, Tensor.clone) if is_view else batch
 
     @property
     def full_batches(self) -> int:
@@ -303,20 +328,21 @@ def _as_stacked(rows: Tensor) -> Tensor:
     return rows.view(rows.shape) if 1 in rows.shape else rows  # a dimension of one is contiguous with any stride
 
 
-def _parts(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """The tensors and indices that a dataset is made of, and what changes when someone writes to them.
+def _state(dataset: Any) -> list[Any]:
+    """What changes when someone changes a dataset: which tensors it holds, how often each was written, which part.
 
     Asked before each batch, so that indices are not compared one by one: `_looked` does that before each epoch.
     """
-    parts: list[Any] = []
+    state: list[Any] = []
     for each in _below(dataset):
         if type(each) is ConcatDataset:
-            parts += each.datasets
+            state += map(Same, each.datasets)
         elif type(each) is Subset:
-            parts.append(each.indices)
+            indices: Any = each.indices
+            state += [Same(indices), len(indices), writes(indices) if isinstance(indices, Tensor) else None]
         elif type(each) is TensorDataset:
-            parts += each.tensors
-    return parts, [writes(part) if isinstance(part, Tensor) else len(part) for part in parts]
+            state += [part for tensor in each.tensors for part in (Same(tensor), writes(tensor))]
+    return state
 
 
 def writes(tensor: Tensor) -> object:
@@ -325,18 +351,31 @@ def writes(tensor: Tensor) -> object:
     return object() if version is None else version
 
 
+class Same:
+    """An object that equals only itself; it is held, so that no other can take its place in memory."""
+
+    def __init__(self, held: object) -> None:
+        self._held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self._held is other._held
+
+    def __hash__(self) -> int:
+        return id(self._held)
+
+
 def _on(dataset: Any, device: torch.device) -> Any:
     """All items on the device, copied once, and again when someone has changed them."""
+    state = _state(dataset)
     kept = _kept.setdefault(dataset, {})
-    if device not in kept or not kept[device].are_of(dataset):
-        source = _parts(dataset)
+    if device not in kept or kept[device].source != state:
         with torch.inference_mode(False):  # an evaluation may be the first to ask, and training the next
             before = _looked(dataset)
             items: Future[Any] = Future()
             items.set_result(upload(_all_items(dataset), device))
             after = _looked(dataset)  # what differs is no data: a counter, a cache that was filled
             looked = {name: some for name, some in before.items() if after.get(name) == some}
-            kept[device] = _ResidentItems(items, *source, looked)
+            kept[device] = _ResidentItems(items, state, looked, _indices_below(dataset))
     try:
         return kept[device].items.result()
     except BaseException:  # a thread ran out of memory
@@ -345,15 +384,15 @@ def _on(dataset: Any, device: torch.device) -> Any:
 
 
 def _copied_beside(dataset: Any, device: torch.device) -> Any:
-    """Have a thread copy all items to a GPU; returns them on the host. None where they are not large."""
-    if not backend_of(device).non_blocking or type(dataset) is not TensorDataset:
+    """Have a thread copy all items to a GPU; returns them on the host. None where they are there, or not large."""
+    if not backend_of(device).non_blocking or type(dataset) is not TensorDataset or device in _kept.get(dataset, {}):
         return None
     tensors = list(dataset.tensors)
     large = sum(tensor.nbytes for tensor in tensors if is_large(tensor))
     if large < BESIDE or is_simulated_gpu() or not all(tensor.is_cpu for tensor in tensors):
         return None
-    source, looked = _parts(dataset), _looked(dataset)
-    _kept.setdefault(dataset, {})[device] = _ResidentItems(upload_beside(tensors, device), *source, looked)
+    state, looked = _state(dataset), _looked(dataset)
+    _kept.setdefault(dataset, {})[device] = _ResidentItems(upload_beside(tensors, device), state, looked, {})
     return tensors
 
 
@@ -379,6 +418,33 @@ def _looked(dataset: Any) -> dict[str, object]:
                 f"{number}.{name}": some for name, value in held.items() if (some := some_bytes(value)) is not None
             }
     return looked
+
+
+def _indices_below(dataset: Any) -> dict[int, Any]:
+    """Copies of the indices of parts, by the ids of these, where they can be changed in place."""
+    if type(dataset) is ConcatDataset:
+        return {part: copy for each in dataset.datasets for part, copy in _indices_below(each).items()}
+    if type(dataset) is not Subset:
+        return {}
+    indices: Any = dataset.indices
+    copy = indices.tolist() if isinstance(indices, Tensor | np.ndarray) else _copied(indices)
+    return {id(dataset): copy} | _indices_below(dataset.dataset)
+
+
+def _sources(dataset: Any, positions: Sequence[int], indices: dict[int, Any]) -> Sequence[Any]:
+    """Where the items at these positions come from, below parts that have other `indices`, or their own."""
+    if type(dataset) is ConcatDataset:
+        parts = [(bisect_right(dataset.cumulative_sizes, each), each) for each in positions]
+        starts = [0, *dataset.cumulative_sizes]
+        return [(n, *_sources(dataset.datasets[n], [each - starts[n]], indices)) for n, each in parts]
+    if type(dataset) is not Subset:
+        return positions
+    own: Any = dataset.indices
+    if id(dataset) in indices or not isinstance(own, Tensor | np.ndarray):
+        picked = [*map(indices.get(id(dataset), own).__getitem__, positions)]
+    else:
+        picked = own[list(positions)].tolist()
+    return _sources(dataset.dataset, picked, indices)
 
 
 def _copied(indices: Any) -> object:

@@ -64,7 +64,7 @@ class Stream(Generic[T]):
         else:
             self.source = _source(loader, pinned, workers)
             records = origins and is_in_order(self.source)
-            self._epochs = LoaderBatches(self.source, records=records)
+            self._epochs = LoaderBatches(self.source, records=records, reads_ahead=self.kind == "prefetched")
 
     def __iter__(self) -> Iterator[T]:
         batches: Iterator[tuple[BatchOrigin, Any]] = iter(self._epochs)

@@ -87,8 +87,8 @@ class TrainingData:
             if len(drawn) > 1 and self._watch.batches >= self._tuner.due:
                 self._before_step(loader, transform, None, drawn, resident)
             origins = [resident.origin(first + number + i, each) for i, each in enumerate(drawn)]
-            captured = self._switch.step.captured if len(drawn) > 1 else None
-            stretch = self.stretches.of(captured, resident, drawn, transform) if captured is not None else None
+            holds = len(drawn) > 1 and resident.holds(*drawn)
+            stretch = self.stretches.of(self._switch.step.captured, resident, drawn, transform) if holds else None
             if stretch is not None:
                 losses = stretch.run(drawn, self._schedule if self._schedule.schedulers else None)
                 if losses is not None:
