@@ -122,9 +122,9 @@ class Evaluation:
             )
         if self._goal != (loss, objective):
             self._goal, self._ways = (loss, objective), {}
-            self._weighing = Weighing(self._split, sums=not averages(loss))
-            if type(loss).__module__ != nn.CrossEntropyLoss.__module__:  # PyTorch's own losses change nothing
-                self._weighing.calls.roots = lambda: {"model": self._model, "loss": loss, "objective": objective}
+            is_known = type(loss).__module__ == nn.CrossEntropyLoss.__module__  # PyTorch's own losses change nothing
+            roots = None if is_known else lambda: {"model": self._model, "loss": loss, "objective": objective}
+            self._weighing = Weighing(self._split, sums=not averages(loss), roots=roots)
         tally = _Tally(metrics or {}, loss, self._device, self._weighing, self._ways)
         # The person's own loader, with its own workers, unless `fit` keeps a stream of it between evaluations.
         batches = loader if isinstance(loader, Stream) else Stream(loader, self._device, origins=False)

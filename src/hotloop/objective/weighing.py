@@ -51,7 +51,7 @@ _WARNINGS = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _FirstBatch:
     """The first batch that accumulates: it counts as 1 until a comparison shows what it weighs."""
 
@@ -70,6 +70,23 @@ class _Known:
     cuts: int = 0
     open: int = 0  # comparisons in a row that left several ways
     first: _FirstBatch | None = None
+
+    def is_due(self, key: Any, later: Sequence[int], alike: int) -> bool:
+        """Whether another cut is to be compared; `alike`: how many shapes were, of parts of this size."""
+        self.cuts += 1
+        is_new = key not in self.verdicts and alike < SHAPES
+        return is_new or self.cuts in later or 0 < self.open < UNDECIDED
+
+    def keep(self, key: Any, verdict: Verdict) -> None:
+        self.verdicts[key] = verdict
+        self.open = self.open + 1 if verdict.is_open else 0
+
+    def take_first_batch(self) -> Any:
+        """The first batch, which is not held for longer."""
+        if self.first is None:
+            return None
+        batch, self.first = self.first.batch, replace(self.first, batch=None)
+        return batch
 
 
 class Weighing:
@@ -125,9 +142,8 @@ class Weighing:
                 return told
             if not alike and (known.first is None or not self.calls.are_known):
                 return Verdict()
-        known.cuts += 1
         verdict = known.verdicts.get(key)
-        if (verdict is None and len(alike) < SHAPES) or known.cuts in self._later or 0 < known.open < UNDECIDED:
+        if known.is_due(key, self._later, len(alike)):
             verdict = self._compared(known, key, probe(), batch, items, size) or verdict
         return verdict or next(reversed(alike), Verdict())
 
@@ -143,9 +159,7 @@ class Weighing:
         self, known: _Known, key: Any, probe: Probe, batch: Any, items: int, size: int | None
     ) -> Verdict | None:
         """The verdict of a comparison, which is kept; None where there can be none."""
-        earlier = None
-        if known.first is not None:
-            earlier, known.first.batch = known.first.batch, None
+        earlier = known.take_first_batch()
         if not self._may_be_called:
             return None
         given = [(batch, items, size)] if items > 1 else []
@@ -162,8 +176,7 @@ class Weighing:
         told = [each for each in verdicts if each is not None]
         verdict = next((each for each in told if each.differs is not None), told[0] if told else None)
         if verdict is not None:
-            known.verdicts[key] = verdict
-            known.open = known.open + 1 if verdict.is_open else 0
+            known.keep(key, verdict)
         return verdict
 
     @property
@@ -197,31 +210,31 @@ class Weighing:
             way = self._uncompared(known, losses, counts, batch, items, is_part=is_part)
         elif isinstance(counts, Denominators) and self._compiles and objective is not plain:
             self.tell("eager")
-        self._weigh(losses, way, items, counts.value_at(way.place) if counts is not None else weight, reads=is_part)
-        if known.first is not None and verdict.way is not None:
-            losses.first = self._weight_of(known.first, verdict.way)
-            known.first = None
+        weight = counts.value_at(way.place) if counts is not None else weight
+        losses = self._weighed(losses, way, items, weight, reads=is_part)
+        if verdict.way is not None and known.first is not None:
+            first, known.first = known.first, None
+            losses = replace(losses, first=self._weight_of(first, verdict.way))
         return losses
 
-    def _weigh(
+    def _weighed(
         self, losses: Losses, way: PartWeight, items: int, weight: Number | None, *, reads: bool = False
-    ) -> None:
-        """Note what losses weigh; `reads`: the host is to know where nothing counts: a gradient may be 0/0 there."""
+    ) -> Losses:
+        """Losses with their weight; `reads`: the host is to know where nothing counts: a gradient may be 0/0 there."""
         if losses.is_counted and way is not GIVEN:
-            return
-        losses.count, losses.is_counted = items, False
+            return losses
         if way.kind == "sum":
-            losses.is_sum = True
-        elif way.kind == "items":
-            losses.weight = items * way.ratio
-        else:
-            weight = 0.0 if weight is None else weight  # where the objective returned before it came to the count
-            is_read = isinstance(weight, Tensor) and (weight.is_cpu or (reads and not way.is_of_classes))
-            if is_read and not is_capturing():
-                weight = float(weight)
-            losses.weight, losses.size, losses.by_values = weight, max(items, round(items * way.ratio)), True
-            if not isinstance(weight, Tensor) and not (weight or way.drops) and losses.total.detach().item():
-                self.tell("empty")
+            return Losses(losses.parts, items, is_sum=True)
+        if way.kind == "items":
+            return Losses(losses.parts, items, weight=items * way.ratio)
+        weight = 0.0 if weight is None else weight  # where the objective returned before it came to the count
+        is_read = isinstance(weight, Tensor) and (weight.is_cpu or (reads and not way.is_of_classes))
+        if is_read and not is_capturing():
+            weight = float(weight)
+        if not isinstance(weight, Tensor) and not (weight or way.drops) and losses.total.detach().item():
+            self.tell("empty")
+        size = max(items, round(items * way.ratio))
+        return Losses(losses.parts, items, weight=weight, size=size, by_values=True)
 
     def _weight_of(self, first: _FirstBatch, way: PartWeight) -> float | None:
         """What the first batch should have weighed; None where it did, or where ranks have updated weights with it."""
@@ -230,8 +243,8 @@ class Weighing:
         if self._on_ranks:
             self.tell("first", way=way)
             return None
-        self._weigh(first.losses, way, int(first.losses.count), first.counts.value_at(way.place))
-        return float(first.losses.mass)
+        weight = first.counts.value_at(way.place)
+        return float(self._weighed(first.losses, way, int(first.losses.count), weight).mass)
 
     def _uncompared(
         self, known: _Known, losses: Losses, counts: Denominators, batch: Any, items: int, *, is_part: bool
