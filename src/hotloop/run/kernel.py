@@ -149,6 +149,11 @@ class TrainingRun:
         self.epoch, self.batches, self.is_between = epoch, batches or 0, batches is None
 
     @property
+    def left(self) -> int | None:
+        """Batches that are still to be trained on; None where an epoch has no known length."""
+        return None if self.length is None else (self.epochs - self.epoch) * self.length - self.batches
+
+    @property
     def rate(self) -> float:
         """Items per second in this epoch."""
         began, before = self.began

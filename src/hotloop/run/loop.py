@@ -3,7 +3,7 @@
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_loader, check_readable_again, nothing_came
@@ -32,13 +31,13 @@ from hotloop.run.kernel import TrainingRun
 from hotloop.run.messages import check_that_it_can_learn, refuse_unknown
 from hotloop.run.part import FitArguments, Parts
 from hotloop.run.parts import hooks_by_part, parts_of_run, refuse_unserved
-from hotloop.run.run_ranks import ranks_and_device
+from hotloop.run.run_ranks import Alone, ranks_and_device
 from hotloop.run.schedulers import Every, Schedule, Schedulers
 from hotloop.run.training_data import Transform
 from hotloop.step.data_parallel import device_of, through, unwrapped
 from hotloop.step.eager import total
 from hotloop.step.sharding import whole
-from hotloop.step.trained_objectives import Optimizers, TrainedObjective, objectives_of
+from hotloop.step.trained_objectives import Optimizers, objectives_of
 from hotloop.tune.plans import ASKED, plan_of
 from hotloop.tune.subject import Subject
 from hotloop.values.rng import with_tensors
@@ -153,7 +152,9 @@ class Loop:
             plan=replace(subject.plan, **{name: getattr(begin, name) for name in ASKED}),
             pinned_precision=is_pinned or begin.precision != "fp32",
         )
-        self._choice = choice
+        self.choice = choice  # the device, and why it was picked
+        self.device, self.optimizers = subject.device, subject.optimizers
+        self.objectives = subject.objectives  # each with the optimizers that follow it
         self._evaluation: Evaluation | None = None
         self._goal = loss, None if loss is not None or isinstance(function, Mapping) else function
         self._core = Core(
@@ -168,26 +169,6 @@ class Loop:
         )
         core = self._core
         ranks.begin(lambda: core.data.progress, lambda: core.switch.step, lambda: _weights_of(core))
-
-    @property
-    def choice(self) -> Choice:
-        """The device, and why it was picked."""
-        return self._choice
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self._core.subject.device
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The optimizers that it steps."""
-        return self._core.subject.optimizers
-
-    @property
-    def objectives(self) -> tuple[TrainedObjective, ...]:
-        """What it trains: each objective with the optimizers that follow it."""
-        return self._core.subject.objectives
 
     @property
     def plan(self) -> Plan:
@@ -231,7 +212,7 @@ class Loop:
         return self._core.switch.step.is_between_windows
 
     def __repr__(self) -> str:
-        optimizers = ", ".join(type(optimizer).__name__ for optimizer in self._core.subject.optimizers)
+        optimizers = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
         return f"Loop({type(self.model).__name__}, {optimizers}, plan={self.plan!r}, steps={self.steps})"
 
     def __reduce__(self) -> NoReturn:
@@ -435,47 +416,40 @@ class Loop:
         names |= {"train_metrics"} if self._scored is not None else set()
         names |= {"progress"} if progress is None else set()
         refuse_unserved(names)
-        self._core.switch.step.drop_window()  # that a run left which failed in the middle of one
-        ranks = self._core.ranks
+        core, ranks = self._core, self._core.ranks
+        core.switch.step.drop_window()  # that a run left which failed in the middle of one
         loader, validate = ranks.share(loader), ranks.share_validation(validate, metrics)
         ranks.must_agree({"number of batches": length_of(loader), "number of epochs": epochs})
-        saving = nullcontext() if save is None else self._saver(save, every, keep, resume, str(hooks.goal))
-        with ranks.telling, saving as saver:
+        with ranks.telling, _saver(save, every, keep, resume, str(hooks.goal), ranks, self.model) as saver:
+            found = None if saver is None else saver.found
             if saver is not None:
-                ranks.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
+                ranks.must_agree({"last checkpoint": None if found is None else found.step})
             if not ranks.is_first:
                 progress, monitor, log = False, False, None
             predict = predict or predict_by_convention
-            asked = FitArguments(
-                epochs,
-                loader,
-                validate,
-                device_transform,
-                metrics,
-                predict,
-                hooks,
-                self._scored,
-                saver,
-                limit,
-                progress,
-                monitor,
-                log,
-            )
+            data = loader, validate, device_transform, metrics, predict
+            asked = FitArguments(epochs, *data, hooks, self._scored, saver, limit, progress, monitor, log)
             if dry_run is not None:
                 from hotloop.run.dry_run import try_run
 
-                try_run(self, self._core, dry_run, asked)
-            run = TrainingRun(self, self._core, epochs, length_of(loader))
+                try_run(self, core, dry_run, asked)
+            run = TrainingRun(self, core, epochs, length_of(loader))
             parts = parts_of_run(run, asked, names)
             try:
-                self._begin(run, parts, asked)
+                core.tuner.begin()
+                if found is not None:
+                    from hotloop.run.display import telling
+
+                    with telling("restoring the checkpoint", progress) as run.say:
+                        parts.load(found.tree, partial(core.schedule.check_length, run))
+                core.schedule.check_length(run)
+                core.data.expect(run.left, one_by_one=bool(hooks.on_step))
                 folder = saver.folder if saver is not None and ranks.is_first else None
                 if folder is not None:
                     from hotloop.run.run_files import write_run
 
-                    resumes = saver is not None and saver.found is not None
-                    write_run(folder, given, self.plan, self.choice, ranks=ranks.size, resumed=resumes)
-                run.train(parts, partial(self._core.data.work, loader, device_transform))
+                    write_run(folder, given, self.plan, self.choice, ranks=ranks.size, resumed=found is not None)
+                run.train(parts, partial(core.data.work, loader, device_transform))
                 report = self._report(parts)
                 if folder is not None:
                     from hotloop.run.run_files import write_report
@@ -484,18 +458,6 @@ class Loop:
                 return report
             finally:
                 parts.close()
-
-    def _begin(self, run: TrainingRun, parts: Parts, asked: FitArguments) -> None:
-        """Bring a run to where its checkpoint has left it, if there is one; raise where the rest is impossible."""
-        self._core.tuner.begin()
-        if asked.saver is not None and asked.saver.found is not None:
-            from hotloop.run.display import telling
-
-            with telling("restoring the checkpoint", asked.progress) as run.say:
-                parts.load(asked.saver.found.tree, partial(self._check_length, run))
-        self._check_length(run)
-        left = None if run.length is None else (run.epochs - run.epoch) * run.length - run.batches
-        self._core.data.expect(left, one_by_one=bool(asked.hooks.on_step))
 
     def _report(self, parts: Parts) -> Report:
         return Report(
@@ -509,13 +471,6 @@ class Loop:
             micro_batch=self.plan.micro_batch,
             **parts.report(),
         )
-
-    def _saver(self, folder: str | Path, every: str | float, keep: int, resume: bool, goal: str) -> "Saver":
-        from hotloop.run.saving import Saver
-
-        ranks = self._core.ranks
-        team = ranks.team(self.model)
-        return Saver(folder, every, keep=keep, resume=resume, team=team, goal=goal, is_first=ranks.is_first)
 
     def _check(
         self,
@@ -544,15 +499,6 @@ class Loop:
         if resumes_nothing:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         self._core.schedule.check(metrics)
-
-    def _check_length(self, run: TrainingRun) -> None:
-        """Raise for schedulers that end before the run does."""
-        if run.length is not None:
-            updates = math.ceil(run.length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
-            left = (run.epochs - run.epoch) * updates - run.batches // self.plan.accumulate
-            rarity = {id(o): each.every for each in self._core.subject.objectives for o in each.optimizers}
-            size = self._core.ranks.size
-            self._core.schedule.check_length(lambda o: left // rarity[id(o)], run.epochs - run.epoch, size)
 
     def largest_batch(
         self,
@@ -644,6 +590,18 @@ def _weights_of(core: Core) -> dict[str, Tensor]:
     from hotloop.run.state import weights_of
 
     return weights_of(core)
+
+
+def _saver(
+    folder: str | Path | None, every: str | float, keep: int, resume: bool, goal: str, ranks: Alone, model: nn.Module
+) -> "AbstractContextManager[Saver | None]":
+    """What writes the checkpoints of a run; None without a folder."""
+    if folder is None:
+        return nullcontext()
+    from hotloop.run.saving import Saver
+
+    team = ranks.team(model)
+    return Saver(folder, every, keep=keep, resume=resume, team=team, goal=goal, is_first=ranks.is_first)
 
 
 def _scored(loss: Criterion | None, metrics: "Metrics | None", device: torch.device) -> "Scored | None":

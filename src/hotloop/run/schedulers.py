@@ -1,7 +1,8 @@
 """`Schedule`: when learning rates change."""
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -21,6 +22,7 @@ from hotloop.values.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from hotloop.metrics.evaluation import Metrics
+    from hotloop.run.kernel import TrainingRun
 
 Every = Literal["step", "epoch"]
 OneOrMore = LRScheduler | Sequence[LRScheduler]
@@ -81,15 +83,21 @@ class Schedule:
                 ' mode="min" watches the loss',
             )
 
-    def check_length(self, updates: Callable[[Optimizer], int], epochs: int, ranks: int) -> None:
-        """Raise for a scheduler that ends before the run's remaining `updates` or `epochs`.
+    def check_length(self, run: "TrainingRun") -> None:
+        """Raise for a scheduler that ends before the run does.
 
         On several ranks, warn of one made for the batches of all of them.
         """
+        if run.length is None:
+            return
+        accumulate, epochs, ranks = run.loop.plan.accumulate, run.epochs - run.epoch, run.core.ranks.size
+        updates = epochs * math.ceil(run.length / accumulate)  # the last of an epoch may be cut short
+        updates -= run.batches // accumulate
+        rarity = {id(o): each.every for each in run.loop.objectives for o in each.optimizers}
         for each, rhythm in zip(self.schedulers, self.rhythm, strict=True):
             if not isinstance(each, OneCycleLR | WarmupCosine):
                 continue
-            left, unit = (updates(each.optimizer), "update") if rhythm == "step" else (epochs, "epoch")
+            left, unit = (updates // rarity[id(each.optimizer)], "update") if rhythm == "step" else (epochs, "epoch")
             name, argument = type(each).__name__, "total_steps" if isinstance(each, OneCycleLR) else "steps"
             if each.last_epoch + left > each.total_steps:
                 raise BadArgument(
@@ -103,7 +111,7 @@ class Schedule:
                     f" {each.last_epoch + left}: its rate is still high at the end. fix: divide by"
                     " hotloop.world_size(), since len(loader) counts the batches of all ranks",
                     PlanWarning,
-                    stacklevel=4,
+                    stacklevel=3,
                 )
 
     def advance(self) -> None:
@@ -133,7 +141,7 @@ class Schedule:
                     " fit, your loop steps it\n  fix: after each epoch,"
                     ' scheduler.step(loop.evaluate(val_loader)["loss"])',
                     PlanWarning,
-                    stacklevel=4,
+                    stacklevel=3,
                 )
             self._waiting[number] = watching.last_epoch
 
