@@ -408,8 +408,8 @@ BUGS = [
     Bug(
         "ranks: an evaluation is that of one rank",
         "metrics/evaluation.py",
-        "            self._add_up(ranks)\n",
-        "            pass\n",
+        "        if ranks is not None:\n            self._parts",
+        "        if False:\n            self._parts",
         (RANKED,),
     ),
     Bug(

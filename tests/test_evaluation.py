@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import weakref
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -15,9 +16,8 @@ from torch import nn
 import hotloop
 from hotloop import evaluate
 from hotloop.errors import BadArgument, BatchError, DoesNotFit, EmptyLoader
-from hotloop.metrics.evaluation import Evaluation, _Tally
+from hotloop.metrics.evaluation import Evaluation
 from hotloop.objective.objectives import predict
-from hotloop.objective.weighing import Weighing
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 
@@ -467,10 +467,15 @@ def test_batches_of_several_dtypes() -> None:
 
 
 def test_a_number_that_waits_keeps_no_batch() -> None:
-    tally = _Tally({"first": lambda output, target: output[0, 0]}, None, torch.device("cpu"), Weighing(), {})
-    tally.add(torch.ones(2, 10_000), torch.ones(2), items=2)
-    assert [share.value.untyped_storage().nbytes() for share in tally._fresh] == [4]
-    assert tally.result() == {"first": 1.0}
+    kept: list[weakref.ref[Any]] = []
+
+    def first(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        kept.append(weakref.ref(output.untyped_storage()))
+        assert sum(each() is not None for each in kept) <= 2, "this batch, and the one before"
+        return output[0, 0]
+
+    batches = ((torch.ones(2, 10_000), torch.ones(2)) for _ in range(6))
+    assert evaluate(nn.Identity(), batches, {"first": first}) == {"first": 1.0}
 
 
 @pytest.mark.parametrize("fails", range(1, 7))

@@ -330,8 +330,92 @@ class _Share(NamedTuple):
     seen: Number  # what it adds to what the sum is divided by
 
 
+class _Sums:
+    """Sums of means on the device, exact, added up several at a time; nothing is read back."""
+
+    def __init__(self, device: torch.device) -> None:
+        # float64 keeps millions of items exact.
+        self.zero = torch.zeros((), device=device, dtype=backend_of(device).widest_float)
+        self.left_out = torch.zeros((), device=device, dtype=torch.bool)  # whether a loss was, in which nothing counts
+        self._sums: dict[str, tuple[Tensor, Number]] = {}  # name → (sum, what it is divided by)
+        self._fresh: list[_Share] = []  # not in the sums yet: added up together, which takes few operations
+        self._noted = 0  # of these, those of earlier batches
+
+    def take(self) -> None:
+        """Before a batch is added."""
+        self._noted = len(self._fresh)  # before memory can run out below
+        if self._noted >= MOST_FRESH:
+            self._add_up()
+
+    def restore(self) -> None:
+        """Take back what was added since."""
+        del self._fresh[self._noted :]
+
+    def add(self, name: str, value: Tensor, items: Number) -> None:
+        """Add a mean over `items`."""
+        value = value.reshape(()) if value.dim() else value
+        if type(value) is Tensor and value.untyped_storage().nbytes() > SMALL:
+            value = value.clone()  # an entry of a large tensor, which would wait with it
+        self._fresh.append(_Share(name, value, items, items))
+
+    def add_values(self, name: str, values: Tensor) -> None:
+        """Add a value of each of several items."""
+        self._fresh.append(_Share(name, values.sum(dtype=self.zero.dtype), 1, values.numel()))
+
+    def add_weighted(self, name: str, values: Tensor, weights: Tensor) -> None:
+        exact = self.zero.dtype
+        self._fresh.append(_Share(name, (values * weights).sum(dtype=exact), 1, weights.sum(dtype=exact)))
+
+    def means(self) -> dict[str, Tensor]:
+        self._add_up()
+        return {name: total / seen for name, (total, seen) in self._sums.items()}
+
+    def share(self, ranks: Ranks, parts: Sequence[str]) -> list[Sequence[str]]:
+        """Make the sums those of all ranks, of which some may have had no batch; the `parts` of each rank."""
+        self._add_up()
+        mine = {name: (float(total), float(seen)) for name, (total, seen) in self._sums.items()}
+        every = ranks.gather([mine, parts])
+        names = dict.fromkeys(name for each, _ in every for name in each)
+        pairs = {name: [each[name] for each, _ in every if name in each] for name in names}
+        self._sums = {
+            name: (self.zero + sum(total for total, _ in found), sum(seen for _, seen in found))
+            for name, found in pairs.items()
+        }
+        return [theirs for _, theirs in every]
+
+    def _add_up(self) -> None:
+        """Add to the sums what has come since the last time: all of it, or nothing where memory runs out."""
+        sums = dict(self._sums)
+        by_name: dict[str, list[_Share]] = {}
+        for share in self._fresh:
+            by_name.setdefault(share.name, []).append(share)
+        for name, shares in by_name.items():
+            total, seen = sums.get(name, (self.zero, 0))
+            alike: dict[int | float, list[Tensor]] = {}
+            for share in shares:
+                if not isinstance(share.times, Tensor) and share.times:  # the mean of nothing may be NaN
+                    alike.setdefault(share.times, []).append(share.value)
+            for times, values in alike.items():
+                total = total + self._stacked(values).sum() * times
+            if pairs := [(share.value, share.times) for share in shares if isinstance(share.times, Tensor)]:
+                means, counts = map(self._stacked, zip(*pairs, strict=True))
+                total = total + torch.where(counts > 0, means * counts, 0.0).sum()
+                self.left_out = self.left_out | ((counts == 0) & (means.abs() > 0)).any()  # not of nan, which is 0/0
+            seen = seen + sum(share.seen for share in shares if not isinstance(share.seen, Tensor))
+            if counted := [share.seen for share in shares if isinstance(share.seen, Tensor)]:
+                seen = seen + self._stacked(counted).sum()
+            sums[name] = (total, seen)
+        self._sums, self._fresh, self._noted = sums, [], 0
+
+    def _stacked(self, numbers: Sequence[Tensor]) -> Tensor:
+        """Single numbers in one tensor, exact."""
+        if len({number.dtype for number in numbers}) > 1:
+            numbers = [number.to(self.zero.dtype) for number in numbers]
+        return torch.stack(list(numbers)).to(self.zero.dtype)
+
+
 class _Tally:
-    """Sums on the device; nothing is read back before `result`."""
+    """Metrics and losses of an evaluation; nothing is read back before `result`."""
 
     def __init__(
         self,
@@ -346,18 +430,13 @@ class _Tally:
             metric.reset()
         self._means: Metrics = {name: m for name, m in metrics.items() if name not in self._stateful}
         self._loss, self._compare = loss, None if loss is None else compared(loss)
-        # float64 keeps millions of items exact.
-        self._zero = torch.zeros((), device=device, dtype=backend_of(device).widest_float)
-        self._sums: dict[str, tuple[Tensor, Number]] = {}  # name → (sum, what it is divided by)
-        self._fresh: list[_Share] = []  # not in the sums yet: added up together, which takes few operations
-        self._noted = 0  # of these, those of earlier batches
+        self._device, self._sums = device, _Sums(device)
         self._several: set[str] = set()  # metrics that gave more values than one, or none: one is not a mean then
         self._parts: tuple[str, ...] = ()  # names of losses of which there are several
         self._gathered = Snapshot()  # what metrics hold
         self._weighing, self._ways = weighing, ways
         self._untold: list[tuple[Losses, Denominators, int]] = []  # a later batch tells their weights
         self._noted_untold = 0
-        self._left_out = torch.zeros((), device=device, dtype=torch.bool)  # whether a loss was, in which nothing counts
         self._nothing = nn.Module()  # the model of a criterion
         self.is_to_compare = True  # whether the first cut is still to come
 
@@ -375,7 +454,7 @@ class _Tally:
 
         if objective is None or items < 2:
             return
-        probe = Probe(objective, model, [model], self._zero.device, learns=False)
+        probe = Probe(objective, model, [model], self._device, learns=False)
         found = probe.compared(part, items, max(items // 3, 1), split)
         verdict = found.verdict(sums=not averages(loss)) if isinstance(found, PartsComparison) else found
         if verdict is not None and verdict.differs is not None:
@@ -389,9 +468,7 @@ class _Tally:
     def take(self) -> None:
         """Before some items are added."""
         self._noted_untold = len(self._untold)
-        self._noted = len(self._fresh)  # before memory can run out below
-        if self._noted >= MOST_FRESH:
-            self._add_fresh()
+        self._sums.take()
         if not self._stateful:
             return
         self._gathered = Snapshot()  # of nothing, if there is no memory to note it: nothing has changed then
@@ -403,7 +480,8 @@ class _Tally:
 
     def restore(self) -> None:
         """Take back what was added since."""
-        del self._fresh[self._noted :], self._untold[self._noted_untold :]
+        self._sums.restore()
+        del self._untold[self._noted_untold :]
         self._gathered.restore()
 
     @property
@@ -431,9 +509,9 @@ class _Tally:
                     fix="return a tensor with a value for each item, their mean, or (values, weights)",
                 ) from error
             if isinstance(value, tuple):
-                self._add_weighted(name, values.to(self._zero.device), weights.to(self._zero.device))
+                self._sums.add_weighted(name, values.to(self._device), weights.to(self._device))
             else:
-                self._add_values(name, values.to(self._zero.device), items)
+                self._add_values(name, values.to(self._device), items)
         if self._compare is not None:
             output, compare = logits_of(output), self._compare
             are_tensors = isinstance(output, Tensor) and isinstance(target, Tensor)  # else they may hide what decides
@@ -447,7 +525,7 @@ class _Tally:
             losses, counts = observed(objective, objective, model, batch, None if ways is None else ways.values())
         if ways is None:
             assert isinstance(counts, Denominators)
-            probe = Probe(objective, model, [model], self._zero.device, learns=False)
+            probe = Probe(objective, model, [model], self._device, learns=False)
             last = next(reversed(self._ways.values()), {})
             known = probe if len(self._ways) < SHAPES else None
             ways = self._weighing.ways(losses, counts, batch, items, known, last)
@@ -465,12 +543,12 @@ class _Tally:
         for name, value in losses.parts.items():
             kept, way = name if several else "loss", ways[name]
             if losses.is_counted:
-                self._add(kept, value, losses.count)
+                self._sums.add(kept, value, losses.count)
             elif way.kind == "count":
                 count = counts.value_at(way.place) if counts is not None else None
-                self._add(kept, value, 0 if count is None else count)
+                self._sums.add(kept, value, 0 if count is None else count)
             else:
-                self._add(kept, value / items if way.kind == "sum" else value, items * way.ratio)
+                self._sums.add(kept, value / items if way.kind == "sum" else value, items * way.ratio)
         if several:
             self._parts = tuple(losses.parts)
             if taken := {*self._parts} & {*self._means, *self._stateful}:
@@ -483,50 +561,9 @@ class _Tally:
         if values.dim() and values.numel() != 1:
             self._several.add(name)
         if values.dim() and name in self._several:
-            self._fresh.append(_Share(name, values.sum(dtype=self._zero.dtype), 1, values.numel()))
+            self._sums.add_values(name, values)
         else:
-            self._add(name, values, items)
-
-    def _add_weighted(self, name: str, values: Tensor, weights: Tensor) -> None:
-        exact = self._zero.dtype
-        self._fresh.append(_Share(name, (values * weights).sum(dtype=exact), 1, weights.sum(dtype=exact)))
-
-    def _add(self, name: str, value: Tensor, items: Number) -> None:
-        """Add a mean over `items`."""
-        value = value.reshape(()) if value.dim() else value
-        if type(value) is Tensor and value.untyped_storage().nbytes() > SMALL:
-            value = value.clone()  # an entry of a large tensor, which would wait with it
-        self._fresh.append(_Share(name, value, items, items))
-
-    def _add_fresh(self) -> None:
-        """Add to the sums what has come since the last time: all of it, or nothing where memory runs out."""
-        sums = dict(self._sums)
-        by_name: dict[str, list[_Share]] = {}
-        for share in self._fresh:
-            by_name.setdefault(share.name, []).append(share)
-        for name, shares in by_name.items():
-            total, seen = sums.get(name, (self._zero, 0))
-            alike: dict[int | float, list[Tensor]] = {}
-            for share in shares:
-                if not isinstance(share.times, Tensor) and share.times:  # the mean of nothing may be NaN
-                    alike.setdefault(share.times, []).append(share.value)
-            for times, values in alike.items():
-                total = total + self._stacked(values).sum() * times
-            if pairs := [(share.value, share.times) for share in shares if isinstance(share.times, Tensor)]:
-                means, counts = map(self._stacked, zip(*pairs, strict=True))
-                total = total + torch.where(counts > 0, means * counts, 0.0).sum()
-                self._left_out = self._left_out | ((counts == 0) & (means.abs() > 0)).any()  # not of nan, which is 0/0
-            seen = seen + sum(share.seen for share in shares if not isinstance(share.seen, Tensor))
-            if counted := [share.seen for share in shares if isinstance(share.seen, Tensor)]:
-                seen = seen + self._stacked(counted).sum()
-            sums[name] = (total, seen)
-        self._sums, self._fresh, self._noted = sums, [], 0
-
-    def _stacked(self, numbers: Sequence[Tensor]) -> Tensor:
-        """Single numbers in one tensor, exact."""
-        if len({number.dtype for number in numbers}) > 1:
-            numbers = [number.to(self._zero.dtype) for number in numbers]
-        return torch.stack(list(numbers)).to(self._zero.dtype)
+            self._sums.add(name, values, items)
 
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
         last = next(reversed(self._ways.values()), None)
@@ -534,16 +571,18 @@ class _Tally:
             ways = last or self._weighing.ways(losses, counts, None, items, None, {})
             assert ways is not None
             self._add_weighed(losses, counts, items, ways)
-        self._add_fresh()
         if ranks is not None:
-            self._add_up(ranks)
-        values: dict[str, Tensor] = {name: total / seen for name, (total, seen) in self._sums.items()}
+            self._parts = next((tuple(parts) for parts in self._sums.share(ranks, list(self._parts)) if parts), ())
+            for metric in self._stateful.values():
+                if getattr(metric, "process_group", self) is None:  # torchmetrics add up themselves
+                    metric.process_group = ranks.group  # type: ignore[attr-defined]
+        values = self._sums.means()
         if self._parts:  # each is the mean over something of its own
             values = {"loss": torch.stack([values[name] for name in self._parts]).sum(), **values}
         for name, metric in self._stateful.items():
             values |= _named(name, metric.compute())
-        every = [*values.values(), self._left_out]
-        *flat, left_out = torch.cat([v.reshape(-1).to(self._zero.dtype) for v in every]).tolist()  # the one wait
+        every = [*values.values(), self._sums.left_out]
+        *flat, left_out = torch.cat([v.reshape(-1).to(self._sums.zero.dtype) for v in every]).tolist()  # the one wait
         if left_out:
             self._weighing.tell("empty")
         sizes = {name: v.numel() for name, v in values.items()}
@@ -552,19 +591,6 @@ class _Tally:
             own, flat = flat[:size], flat[size:]
             result |= {name: own[0]} if size == 1 else {f"{name}[{i}]": x for i, x in enumerate(own)}
         return result
-
-    def _add_up(self, ranks: Ranks) -> None:
-        """Make the sums those of all ranks, of which some may have had no batch."""
-        mine = {name: [float(total), float(seen)] for name, (total, seen) in self._sums.items()}
-        every = ranks.gather([mine, list(self._parts)])
-        self._sums = {
-            name: (self._zero + sum(each[name][0] for each, _ in every if name in each), _seen(name, every))
-            for name in dict.fromkeys(name for each, _ in every for name in each)
-        }
-        self._parts = next((tuple(parts) for _, parts in every if parts), ())
-        for metric in self._stateful.values():
-            if getattr(metric, "process_group", self) is None:
-                metric.process_group = ranks.group  # type: ignore[attr-defined]  # of torchmetrics, which add up themselves
 
 
 def _refused(name: str, metric: Metric, output: Any, target: Any, error: Exception) -> BatchError:
@@ -585,10 +611,6 @@ def _refused(name: str, metric: Metric, output: Any, target: Any, error: Excepti
         f"metric {name!r}, {type(metric).__name__}, refuses {' and '.join(given)}: {error}",
         fix=f"change them in a class of your own: def update(self, output, target): super().update({change}, target)",
     )
-
-
-def _seen(name: str, every: list[Any]) -> float:
-    return sum((float(each[name][1]) for each, _ in every if name in each), 0.0)
 
 
 def _owners(metric: Any) -> Iterable[Any]:
