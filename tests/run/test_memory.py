@@ -24,7 +24,7 @@ import hotloop
 from hotloop import Loop
 from hotloop.errors import BadArgument, DoesNotFit, MemoryWarning, PlanWarning
 from hotloop.step import portion
-from hotloop.step.eager import FIRST_UPDATES, EagerStep
+from hotloop.step.eager import FIRST_UPDATES, EagerStep, Update
 from hotloop.step.portion import Portion
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.trained_objectives import TrainedObjective
@@ -168,7 +168,7 @@ class Run:
             "weights": self.model.state_dict(),
             "gradients": [p.grad for p in self.model.parameters()],
             "optimizer": self.optimizer.state_dict(),
-            "scalers": loop._core.switch.step.state_dict()["scalers"],
+            "scalers": loop._core.switch.step.state.state_dict()["scalers"],
             "counts": (loop.steps, loop.skipped, loop._core.watch.batches),
             "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
             "loss": loop._core.watch.latest,
@@ -188,7 +188,7 @@ def phases_marked(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         warnings.simplefilter("ignore", MemoryWarning)
         patch.setattr(EagerStep, "__call__", marked(EagerStep.__call__, "forward"))
         patch.setattr(Tensor, "backward", marked(Tensor.backward, "backward"))
-        patch.setattr(EagerStep, "update", marked(EagerStep.update, "optimizer"))
+        patch.setattr(Update, "__call__", marked(Update.__call__, "optimizer"))
         yield
 
 

@@ -109,10 +109,10 @@ def accumulated() -> Script:
 
 def half_precision() -> Script:
     made = script(precision="fp16", clip_norm=1.0)
-    state = made.loop._core.switch.step.state_dict()
+    state = made.loop._core.switch.step.state.state_dict()
     for scaler in state["scalers"].values():
         scaler.update(growth_interval=3, scale=2.0**20)  # it moves within the run
-    made.loop._core.switch.step.load_state_dict(state)
+    made.loop._core.switch.step.state.load_state_dict(state)
     return made
 
 

@@ -186,7 +186,7 @@ UNCHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] =
 def warmed_up(loop: hotloop.Loop, batch: Any, abandon: Callable[[str], None]) -> CapturedStep:
     """What would capture the steps of a loop, after it has looked at one."""
     step = loop._core.switch.step
-    calls = EagerCalls(loop.model, step.eagers, step.eagers, step.run, step.levers, step.memory, None, None)
+    calls = EagerCalls(loop.model, step.eagers, step.eagers, step.run, step.levers, step.memory, None)
     captured = CapturedStep(calls, abandon)
     captured._warm_up.inspect(batch)
     return captured

@@ -17,7 +17,6 @@ from hotloop.data.samplers import generators_of, is_even, is_filler, shared
 from hotloop.data.streams import Stream
 from hotloop.device.backend import backend_of
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.objective.objectives import Objective
 from hotloop.objective.weighing import norms_in
 from hotloop.plan import Plan
 from hotloop.printing.text import plural, shorten
@@ -78,12 +77,9 @@ class Together(Alone):
         self._model = across_ranks(model, optimizers, self.group, plan)
         return self._model, plan
 
-    @property
-    def across(self) -> "Callable[[TrainedObjective, Objective], AcrossRanks]":
+    def across(self, trained: TrainedObjective) -> AcrossRanks:
         kind = Shards if is_sharded(self._model) else Replicas
-        return lambda trained, objective: kind(
-            self.group, self._model, trained, objective, is_even=self._is_even, is_filler=self.is_filler
-        )
+        return kind(self.group, self._model, trained, is_even=self._is_even, is_filler=self.is_filler)
 
     def team(self, model: nn.Module) -> "Team | None":
         return team_of(model, self.group)
@@ -256,6 +252,6 @@ def _must_see_all(metrics: Mapping[str, Any] | None) -> bool:
 
 def _pace(step: TrainingStep) -> tuple[float, float] | None:
     """Seconds of an update: own work, and waiting for others; None where none was timed."""
-    paces = [eager.across.pace for eager in step.eagers if eager.across is not None and eager.across.pace]
+    paces = [pace for eager in step.eagers if (pace := eager.across.pace) is not None]
     times = [each for pace in paces if (each := pace.medians()) is not None]
     return (sum(own for own, _ in times), sum(waited for _, waited in times)) if times else None

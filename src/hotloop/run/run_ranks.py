@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from hotloop.data.streams import Stream
 from hotloop.device import Choice
 from hotloop.errors import BadArgument
-from hotloop.objective.objectives import Objective
 from hotloop.plan import Plan
 from hotloop.ranks.group import Ranks, ranks_of
 from hotloop.records import RankPace
 from hotloop.step.data_parallel import SpreadModel, refuse_own_loss, spread_over_gpus
+from hotloop.step.eager import OneProcess
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
 
 if TYPE_CHECKING:
     from hotloop.checkpoint.shards import Team
     from hotloop.ranks.heartbeat import RankLost
-    from hotloop.step.across import AcrossRanks
 
 T = TypeVar("T")
 
@@ -55,10 +54,9 @@ class Alone:
         """What is called in the model's place."""
         return None if self._spread is None else self._spread.wrapper
 
-    @property
-    def across(self) -> "Callable[[TrainedObjective, Objective], AcrossRanks] | None":
-        """Makes of an objective one that sends gradients to the other ranks."""
-        return None
+    def across(self, trained: TrainedObjective) -> OneProcess:
+        """What the steps of an objective do together with those of other ranks."""
+        return OneProcess()
 
     def team(self, model: nn.Module) -> "Team | None":
         """The ranks that write a checkpoint together."""

@@ -67,7 +67,7 @@ class LoopState(HasState):
     def _parts(self) -> dict[str, HasState]:
         """The objects of the loop that have state of their own; the step changes with the plan."""
         return {
-            "update": self._core.switch.step,
+            "update": self._core.switch.step.state,
             "portion": self._core.switch.memory.portion,
             "watch": self._core.watch,
         }
@@ -364,7 +364,7 @@ class PlanState(HasState):
             core.data.epoch,
             core.switch.step,
             core.switch.step.plan,
-            core.switch.step.state_dict(),
+            core.switch.step.state.state_dict(),
         )
         plans, noted, restore_tuner = list(core.switch.plans), core.switch.noted, core.tuner.restorer()
 
@@ -372,7 +372,7 @@ class PlanState(HasState):
             if core.switch.step.plan != plan:
                 core.switch.exchange(core.switch.step_for(plan), "that of before")
             if core.switch.step is not step:
-                core.switch.step.load_state_dict(counts)
+                core.switch.step.state.load_state_dict(counts)
             core.data.epoch, core.switch.plans[:], core.switch.noted = epoch, plans, noted
             restore_tuner()
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -36,7 +36,6 @@ class Seen(NamedTuple):
     """One batch, or those of a stretch."""
 
     batch: int  # the last of them since the start of the run, from 1
-    epoch: int
     origins: Sequence[BatchOrigin | None]  # of each batch
     items: int | Tensor  # in each batch
 
@@ -44,8 +43,9 @@ class Seen(NamedTuple):
 class EpochLosses:
     """The losses of an epoch: added up on the host, or on their way there."""
 
-    def __init__(self) -> None:
-        self.totals: list[float] = []  # of each named loss, weighed by items
+    def __init__(self, epoch: int, totals: Sequence[float] = ()) -> None:
+        self.epoch = epoch
+        self.totals = list(totals)  # of each named loss, weighed by items
         self.flights: deque[_Flight] = deque()
         self._seen: list[Seen] = []  # whose losses are still on the device alone
         self._losses: list[Tensor] = []  # of these, batch by batch
@@ -82,6 +82,36 @@ class EpochLosses:
         return sums
 
 
+class SingleLosses:
+    """Losses of single batches: of what can wait, nothing is done in each step."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, int, BatchOrigin | None]] = []
+        self._most = 1  # that wait: about as many as come in half the interval of looks
+        self._taken = 0.0  # when they were last taken
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, loss: Tensor, items: int, origin: BatchOrigin | None) -> bool:
+        """Let a loss wait; returns whether all of them are to be taken now."""
+        self._waiting.append((loss, items, origin))
+        return len(self._waiting) >= self._most
+
+    def take(self, now: float) -> Iterator[tuple[int, tuple[Tensor, ...], tuple[BatchOrigin | None, ...]]]:
+        """The losses that wait, by the items of their batches: items, losses, origins."""
+        waiting, self._waiting = self._waiting, []
+        passed, self._taken = now - self._taken, now
+        self._most = min(max(int(len(waiting) * READ_EVERY / 2 / max(passed, 1e-9)), 1), MOST_SINGLE)
+        for items, alike in groupby(waiting, key=itemgetter(1)):
+            losses, _, origins = zip(*alike, strict=True)
+            yield items, losses, origins
+
+    def drop(self) -> None:
+        """Forget those that wait."""
+        self._waiting = []
+
+
 class Watch(HasState):
     """Mean losses of an epoch, the latest known loss, and the curve of a run.
 
@@ -110,14 +140,10 @@ class Watch(HasState):
         self._heard: Callable[[float], None] | None = None
         self._advice = list(advice)  # what to try when the loss is lost
         self.is_in_time = single and is_host  # a bad loss is seen before any weight has changed
-        self._names: Collection[str] = ()  # of the losses
-        self.curve = []
-        self._losses = EpochLosses()
+        self.names, self.curve = (), []
+        self._losses = EpochLosses(0)
+        self._single = SingleLosses()  # that are not in those yet
         self._last_look = 0.0
-        self._single: list[tuple[Tensor, int, BatchOrigin | None]] = []  # losses, items, origins that are not noted yet
-        self._wait = 1  # for so many of them
-        self._noted = 0.0  # when that was last done
-        self._epoch = 0
         self._stream: Stream[Any] | None = None
 
     def listen(self, heard: Callable[[float], None]) -> None:
@@ -137,39 +163,33 @@ class Watch(HasState):
     def begin_epoch(self, epoch: int = 1, stream: Stream[Any] | None = None) -> None:
         """Reset the sums; `stream` is the source of the batches."""
         self._batches += len(self._single)
-        self._single = []
-        self._epoch, self._stream = epoch, stream
-        self.items, self._losses = 0, EpochLosses()
+        self._single.drop()
+        self._stream = stream
+        self.items, self._losses = 0, EpochLosses(epoch)
 
-    def _note_single(self) -> None:
-        """Add the losses of single batches; the next time as many together as come in half the interval of looks."""
+    def _note_single(self) -> float:
+        """Add the losses of single batches that wait; returns the time."""
         now = time.monotonic()
-        single, self._single = self._single, []
-        passed, self._noted = now - self._noted, now
-        self._wait = min(max(int(len(single) * READ_EVERY / 2 / max(passed, 1e-9)), 1), MOST_SINGLE)
-        self._names = _ONE
-        for count, alike in groupby(single, key=itemgetter(1)):
-            losses, _, origins = zip(*alike, strict=True)
-            self._batches += len(losses)
-            self.items = self.items + count * len(losses)
-            self._losses.add(Seen(self._batches, self._epoch, origins, count), losses)
+        if self._single:
+            self.names = _ONE
+            for items, losses, origins in self._single.take(now):
+                self._add(losses, items, origins)
+        return now
+
+    def _add(self, losses: Collection[Tensor], items: int | Tensor, origins: Sequence[BatchOrigin | None]) -> None:
+        """Add the losses of batches, each of so many items."""
+        self._batches += len(origins)
+        self.items = self.items + items * len(origins)
+        self._losses.add(Seen(self._batches, origins, items), losses)
 
     def see_later(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
         """Add the losses of one batch, detached, which stay on the device for now."""
         if len(parts) == 1 and type(count) is int and (loss := parts.get("loss")) is not None and not loss.ndim:
-            self._single.append((loss, count, None if self._stream is None else self._stream.origin))
-            if len(self._single) >= self._wait:  # of what can wait, nothing is done in each step
-                self._note_single()
-                self._look(self._noted)
+            if self._single.add(loss, count, None if self._stream is None else self._stream.origin):
+                self._look(self._note_single())
             return
-        if self._single:
-            self._note_single()
-        self._names = parts.keys()
-        self._batches += 1
-        self.items = self.items + count
         origins = _NOWHERE if self._stream is None else (self._stream.origin,)
-        self._losses.add(Seen(self._batches, self._epoch, origins, count), parts.values())
-        self._look(time.monotonic())
+        self.see_stretch(parts.keys(), parts.values(), count, origins)
 
     def see_stretch(
         self,
@@ -179,35 +199,33 @@ class Watch(HasState):
         origins: Sequence[BatchOrigin | None],
     ) -> None:
         """Add the named losses of several batches on an accelerator, each of `count` items."""
-        if self._single:
-            self._note_single()
-        self._names = names
-        self._batches += len(origins)
-        self.items = self.items + count * len(origins)
-        self._losses.add(Seen(self._batches, self._epoch, origins, count), losses)
-        self._look(time.monotonic())
+        now = self._note_single()
+        self.names = tuple(names)
+        self._add(losses, count, origins)
+        self._look(now)
 
     def see_now(self, parts: dict[str, Tensor], items: int | Tensor) -> None:
         """The same on a CPU, where they are checked at once, before they reach the weights."""
-        self._names = parts.keys()
+        self.names = tuple(parts)
         numbers = [*map(Tensor.item, parts.values())]
         loss = sum(numbers)
         if not math.isfinite(loss) and not all(map(math.isfinite, numbers)):
             origin = self._stream.origin if self._stream else None
-            self._stop(self._batches + 1, self._epoch, origin, numbers, items)
+            self._stop(self._batches + 1, self._losses.epoch, origin, numbers, items)
         self._batches += 1  # not before: the batch may be repeated in another precision
         self.items = self.items + items
-        totals = self._losses.totals = self._losses.totals or [0.0] * len(numbers)
+        totals = self._losses.totals
+        if not totals:
+            totals += [0.0] * len(numbers)
         for place, number in enumerate(numbers):
             totals[place] += number * float(items)
         self._note(self._batches, loss)
 
     def end_epoch(self) -> "Ending":
         """The mean losses of the epoch, perhaps still on the device."""
-        if self._single:
-            self._note_single()
+        self._note_single()
         self._losses.take_off()
-        return Ending(self, self._losses, tuple(self._names), self.items)
+        return Ending(self, self._losses, self.names, self.items)
 
     def means(self) -> dict[str, float]:
         """Mean losses per item over the epoch so far. Synchronizes."""
@@ -215,9 +233,8 @@ class Watch(HasState):
 
     def state_dict(self) -> dict[str, Any]:
         """Losses and counts as plain data and tensors; no synchronization."""
-        if self._single:
-            self._note_single()
-        self.names, self.totals = tuple(self._names), list(self._losses.totals)
+        self._note_single()
+        self.totals = list(self._losses.totals)
         self.sums = self._losses.unread(len(self.names))
         return super().state_dict()
 
@@ -235,11 +252,11 @@ class Watch(HasState):
     def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         """Load a `state_dict`; one from inside an epoch is loaded again when the epoch has begun."""
         super().load(state, undo)
-        self._names, self._single, self._losses = self.names, [], EpochLosses()
+        self._single.drop()
         if self.sums is not None:
             pairs = zip(self.totals or [0.0] * len(self.sums), self.sums.tolist(), strict=True)
             self.totals = [total + unread for total, unread in pairs]
-        self._losses.totals = list(self.totals)
+        self._losses = EpochLosses(self._losses.epoch, self.totals)
 
     def _look(self, now: float) -> None:
         flights = self._losses.flights
@@ -255,10 +272,10 @@ class Watch(HasState):
         flight = losses.flights.popleft()
         rows, items = flight.read()
         if not np.isfinite(rows).all():
-            self._find_the_culprit(flight.seen, rows)
+            self._find_the_culprit(losses.epoch, flight.seen, rows)
         # One after the other, so that the sum does not depend on when they were read.
         before = losses.totals or [0.0] * rows.shape[1]
-        losses.totals = np.cumsum(np.vstack([before, rows * items[:, None]]), 0)[-1].tolist()
+        losses.totals[:] = np.cumsum(np.vstack([before, rows * items[:, None]]), 0)[-1].tolist()
         self._note(flight.seen[-1].batch, float(rows[-1].sum()))
 
     def _note(self, batch: int, loss: float) -> None:
@@ -271,18 +288,18 @@ class Watch(HasState):
                 self.curve = self.curve[::2]
                 self._stride *= 2
 
-    def _find_the_culprit(self, every: Sequence[Seen], rows: Any) -> None:
+    def _find_the_culprit(self, epoch: int, every: Sequence[Seen], rows: Any) -> None:
         numbers = iter(rows.tolist())
         for seen in every:
             for batch, origin in enumerate(seen.origins, seen.batch - len(seen.origins) + 1):
                 losses = next(numbers)
                 if not all(map(math.isfinite, losses)):
-                    self._stop(batch, seen.epoch, origin, losses, seen.items)
+                    self._stop(batch, epoch, origin, losses, seen.items)
 
     def _stop(
         self, batch: int, epoch: int, origin: BatchOrigin | None, losses: list[float], items: int | Tensor
     ) -> NoReturn:
-        said = ", ".join(f"{name} = {value}" for name, value in zip(self._names, losses, strict=True))
+        said = ", ".join(f"{name} = {value}" for name, value in zip(self.names, losses, strict=True))
         lines = [f"the loss is not finite at step {batch} (epoch {epoch}{_batch(origin)}): {said}"]
         advice = self._advice
         if items == 0:

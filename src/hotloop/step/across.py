@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -22,6 +23,7 @@ from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.objective.objectives import Losses, Objective
 from hotloop.printing.text import shorten
 from hotloop.ranks.group import Ranks
+from hotloop.step.eager import OneProcess
 from hotloop.step.sharding import refuse_lazy
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.window import AgreedWeights, Window
@@ -62,8 +64,8 @@ class UpdateTimes:
         return median(own for own, _ in times), median(end - own for own, end in times)
 
 
-class AcrossRanks(ABC):
-    """Stands in for an objective, and averages its gradients over all ranks.
+class AcrossRanks(OneProcess, ABC):
+    """Calls an objective on several ranks, and averages its gradients over all of them.
 
     The gradient of a step is that of all ranks' batches in one: each batch weighs as much as its loss is the mean over,
     as in an accumulation window. `Window.average` divides by the mean of the ranks' weights. That takes a collective
@@ -76,23 +78,24 @@ class AcrossRanks(ABC):
         ranks: Ranks,
         model: nn.Module,
         trained: TrainedObjective,
-        objective: Objective,
         *,
         is_even: Callable[[], bool] = lambda: False,
         is_filler: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ranks, self.is_even, self.is_filler = ranks, is_even, is_filler
-        self.model, self.trained, self.objective = model, trained, objective
+        self.size = ranks.size
+        self.model, self.trained = model, trained
         self._finished = 0  # windows
-        self.agreement = AgreedWeights(ranks.size)
+        self.agreement: AgreedWeights = AgreedWeights(ranks.size)
         self._agreed_in: int | None = None  # window
         self._was_told = False  # that a loss is weighed by its items
         self._sum: tuple[Tensor, Any] | None = None  # of weights, on its way
         self._is_lost = False  # whether a pass failed that cannot be repeated
-        self.watched: Objective | None = None  # called in the place of the objective, while passes are looked at
-        self.pace: UpdateTimes | None = None  # where it can be told how long a rank waits for others
 
-    def __call__(self, model: nn.Module, batch: Any) -> Any:
+    def through(self, objective: Objective) -> Objective:
+        return partial(self._call, objective)
+
+    def _call(self, objective: Objective, model: nn.Module, batch: Any) -> Any:
         if self._is_lost:
             raise DoesNotFit(
                 f"memory ran out on {self.ranks} when other ranks had begun to work with this one on the same batch,"
@@ -100,26 +103,11 @@ class AcrossRanks(ABC):
                 fix="use smaller batches, bf16 or activation checkpointing; with save= and resume=True the run goes on"
                 " from its last checkpoint",
             )
-        return self._forward(batch)
+        return self._forward(objective, batch)
 
     @abstractmethod
-    def _forward(self, batch: Any) -> Any:
+    def _forward(self, objective: Objective, batch: Any) -> Any:
         """The objective on a batch."""
-
-    @abstractmethod
-    def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Context of a forward and backward pass; the last one before an update reduces the gradients of the window."""
-
-    @abstractmethod
-    def sets_aside(self, *, is_last: bool) -> bool:
-        """Whether gradients of earlier batches are moved aside before a pass that may fail."""
-
-    @abstractmethod
-    def undo(self, *, holds_others: bool) -> None:
-        """Clean up after a pass that failed.
-
-        `holds_others`: its gradients were added to those of earlier batches, and cannot be separated.
-        """
 
     def weighed(self, window: Window, losses: Losses, *, is_last: bool) -> Tensor:
         """The loss times its weight among those of all ranks."""
@@ -130,15 +118,14 @@ class AcrossRanks(ABC):
         self._hold_to_agreement(losses)
         if is_filler:
             losses.weight = losses.mass * 0
-        weighed = window.weighed(losses, unit=lambda _: self.agreement.unit)
+        weighed = window.weighed(losses, unit=self.agreement.unit)
         if losses.is_sum:
-            weighed = None if is_filler else total * self.ranks.size
+            weighed = None if is_filler else total * self.size
         if is_last:
             self._begin_sum(window)
         return total * 0.0 if weighed is None else weighed
 
     def share_buffers(self) -> None:
-        """Broadcast the buffers of rank 0, since each rank has those of its own batches, as in batch normalisation."""
         self._take_from_first(buffer for buffer in self.model.buffers() if not is_lazy(buffer))
 
     def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
@@ -146,18 +133,20 @@ class AcrossRanks(ABC):
             dist.broadcast(tensor.detach(), 0, group=self.ranks.group)
 
     def after_backward(self, losses: Losses) -> None:
-        """Set the count of a filler batch to 0, after its passes."""
         if self.is_filler():
             losses.count = 0
 
+    def resume(self, agreement: AgreedWeights) -> None:
+        # Another number of ranks has batches of other sizes, and agrees anew.
+        self.agreement = agreement if agreement.ranks == self.size else AgreedWeights(self.size)
+
     def finish(self, window: Window) -> None:
-        """Before an update: average the weight of the window over the ranks, as its gradient is."""
         self._finished += 1
         if self._sum is None:
             return
         (total, work), self._sum = self._sum, None
         work.wait()
-        mean = total / self.ranks.size
+        mean = total / self.size
         window.weight = mean if self.agreement.on_device else float(mean)
 
     def _agree(self, losses: Losses) -> None:
@@ -172,7 +161,7 @@ class AcrossRanks(ABC):
         units, ratios, on_device, sums = zip(*every, strict=True)
         common = ratios[0] if len(set(ratios)) == 1 else None
         self.agreement = AgreedWeights(
-            self.ranks.size, self.agreement.windows + 1, max(units), common, any(on_device), all(sums)
+            self.size, self.agreement.windows + 1, max(units), common, any(on_device), all(sums)
         )
         self._agreed_in = self._finished
 
@@ -206,13 +195,13 @@ class AcrossRanks(ABC):
 
 
 class Shards(AcrossRanks):
-    """Through FSDP, which is inside the model: every pass gathers weights and reduces gradients."""
+    """Through FSDP, which is inside the model: every pass gathers weights and reduces gradients.
 
-    def _forward(self, batch: Any) -> Any:
-        return (self.watched or self.objective)(self.model, batch)
+    Of an unsharded gradient, which would wait for the last batch of a window, there is no room.
+    """
 
-    def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
-        return nullcontext()  # of an unsharded gradient, which waits for the last batch, there is no room
+    def _forward(self, objective: Objective, batch: Any) -> Any:
+        return objective(self.model, batch)
 
     def sets_aside(self, *, is_last: bool) -> bool:
         return False
@@ -236,15 +225,16 @@ class _ObjectiveModule(nn.Module):
         super().__init__()
         self.model, self.objective, self.others = model, objective, nn.ParameterList(others)
 
-    def forward(self, batch: Any, watched: Objective | None = None) -> Any:
-        return (watched or self.objective)(self.model, batch)
+    def forward(self, batch: Any, objective: Objective) -> Any:
+        """`objective` is that of the module, or it compiled or watched."""
+        return objective(self.model, batch)
 
 
 class Replicas(AcrossRanks):
     """Through DDP. The first steps average gradients after the backward pass, to see which parameters are used."""
 
-    def __init__(self, ranks: Ranks, model: nn.Module, trained: TrainedObjective, objective: Objective, **how: Any):
-        super().__init__(ranks, model, trained, objective, **how)
+    def __init__(self, ranks: Ranks, model: nn.Module, trained: TrainedObjective, **how: Any):
+        super().__init__(ranks, model, trained, **how)
         known = set(map(id, model.parameters()))
         others = [p for p in trained.parameters if id(p) not in known]
         if not all(isinstance(p, nn.Parameter) for p in others):
@@ -252,7 +242,7 @@ class Replicas(AcrossRanks):
                 "the optimizer has a tensor that is no nn.Parameter, whose gradients DDP would not send",
                 fix="make it one: nn.Parameter(tensor)",
             )
-        self._module = _ObjectiveModule(model, objective, others)
+        self._module = _ObjectiveModule(model, trained.objective, others)
         self._was_sent = False  # whether a bucket of gradients of this pass was
         self._is_synchronized = False  # whether the gradients of the window are those of all ranks
         self._has_begun = False  # whether a backward pass over this batch has
@@ -263,15 +253,13 @@ class Replicas(AcrossRanks):
         self._is_same = False  # whether all ranks have the weights of rank 0
         self.pace = self._times = UpdateTimes(ranks.device)
 
-    def _forward(self, batch: Any) -> Any:
+    def _forward(self, objective: Objective, batch: Any) -> Any:
         self._was_sent = False
         if not self._is_same:
             refuse_lazy(self.model)
             self._take_from_first([*self._module.parameters(), *self._module.buffers()])
             self._is_same = True
-        if self._ddp is None:
-            return self._module(batch, self.watched)
-        return self._ddp(batch, self.watched)
+        return (self._ddp or self._module)(batch, objective)
 
     def _built(self) -> DistributedDataParallel:
         mine = set(map(id, self.trained.parameters))
@@ -341,7 +329,7 @@ class Replicas(AcrossRanks):
         gradients = [p.grad for p in trained if p.grad is not None]
         for work in [dist.all_reduce(each, group=self.ranks.group, async_op=True) for each in gradients]:
             work.wait()
-        foreach_div_(gradients, float(self.ranks.size))
+        foreach_div_(gradients, float(self.size))
 
     def _without_gradient(self) -> HotloopError:
         mine = {id(p) for p in self.trained.parameters if p.grad is None and p.requires_grad}

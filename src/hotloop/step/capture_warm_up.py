@@ -1,7 +1,7 @@
 """`CaptureWarmUp`: the real steps before a capture, and what is seen in them."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -69,15 +69,14 @@ class CaptureWarmUp:
         """Run the step as it will be captured, with learning rates on the device, and check that it does not block."""
         calls = self._calls
         rates, updates = Rates(calls.optimizers, 1, calls.device), calls.eagers[0].phase[1]
-        for eager in calls.eagers:
-            eager.after_update = None  # a schedule must not write to what is restored below
         inside = nullcontext() if calls.is_compiled else watching(calls.eagers, made_on_device)
-        try:
-            with waits(calls.device) as seen, rates.of_step(0), inside:
-                parts = calls.run(batch)
-        finally:
-            for eager in calls.eagers:
-                eager.after_update = calls.after_update
+        with ExitStack() as around:
+            for eager in calls.eagers:  # a schedule must not write to rates that are restored below
+                around.enter_context(eager.update.without_schedules())
+            seen = around.enter_context(waits(calls.device))
+            around.enter_context(rates.of_step(0))
+            around.enter_context(inside)
+            parts = calls.run(batch)
         if updates:
             calls.advance_schedules()
         if self.is_sized and len(seen) > seen.in_packages:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -214,7 +215,7 @@ class CapturedStep:
             # What the host draws in a pass that does not run is drawn by its replay.
             with fork_rng(devices=[], enabled=bool(looks.draws)), graph.capturing(self._side.stream, pool):
                 yield graph
-            norms = [eager.norm for eager in calls.eagers]
+            norms = [eager.update.norm for eager in calls.eagers]
             graph.norms = [norm for norm in norms if norm is not None]  # of all objectives, or of none
         states = [value for o in calls.optimizers for state in o.state.values() for _, value in tensors_in(state)]
         # What is replaced must not give its memory to others.
@@ -237,7 +238,7 @@ class CapturedStep:
         if calls.see is not None:
             count = graph.count
             calls.see(parts, count.clone() if isinstance(count, Tensor) else count)
-        self.count()
+        self.count(graph)
         if updates:
             calls.advance_schedules()
         return parts
@@ -248,15 +249,13 @@ class CapturedStep:
         graph.replay()
         repeat(self._warm_up.looks.draws, steps)
         self._show(graph.gradients)
-        for eager, norm in zip(self.calls.eagers, graph.norms, strict=False):
-            eager.norm = norm
 
-    def count(self, steps: int = 1) -> None:
+    def count(self, graph: CapturedGraph, steps: int = 1) -> None:
         """Count steps that a graph has made."""
         if self.calls.memory is not None:
             self.calls.memory.portion.went_well(steps)
-        for eager in self.calls.eagers:
-            eager.replayed(steps)
+        for eager, norm in zip_longest(self.calls.eagers, graph.norms):
+            eager.replayed(steps, norm)
 
     def _show(self, gradients: Gradients) -> None:
         """Set `.grad` of the parameters to the gradients that a graph writes."""

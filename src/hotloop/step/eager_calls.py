@@ -1,9 +1,9 @@
 """`EagerCalls`: the eager step as captures see it; `watching`: contexts around its objectives."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,11 +12,9 @@ from torch.optim import Optimizer
 
 from hotloop._torch import buffers_of, parameters_of
 from hotloop.levers.applied import AppliedPlan
-from hotloop.objective.objectives import Objective
 from hotloop.plan import Plan
 from hotloop.step.eager import EagerStep, Parts, See
 from hotloop.step.retry import OutOfMemory
-from hotloop.step.trained_objectives import TrainedObjective
 
 Call = Callable[[Any, int | None], Parts]  # an eager step: (batch, size of micro-batches)
 
@@ -32,7 +30,6 @@ class EagerCalls:
     levers: AppliedPlan
     memory: OutOfMemory | None
     see: See | None
-    after_update: Callable[[TrainedObjective], None] | None
 
     @property
     def plan(self) -> Plan:
@@ -64,9 +61,13 @@ class EagerCalls:
 
     def advance_schedules(self) -> None:
         """Advance schedules after an update that they have not seen."""
-        if self.after_update is not None:
-            for eager in self.eagers:
-                self.after_update(eager.trained)
+        for eager in self.eagers:
+            eager.update.advance_schedules()
+
+    @property
+    def steps(self) -> int:
+        """Updates so far."""
+        return self.eagers[0].update.counts.steps
 
     def modules_and_tensors(self) -> tuple[list[nn.Module], list[Tensor]]:
         """The layers of the model and of a criterion that is a module, and their parameters and buffers."""
@@ -85,30 +86,10 @@ class EagerCalls:
         return {"model": self.model, **objectives}
 
 
-def called_inside(
-    context: Callable[[], AbstractContextManager[Any]], objective: Objective, model: nn.Module, batch: Any
-) -> Any:
-    """Call an objective inside a context."""
-    with context():
-        return objective(model, batch)
-
-
 @contextmanager
-def watching(
-    eagers: Sequence[EagerStep], context: Callable[[], AbstractContextManager[Any]], *, on_ranks: bool = True
-) -> Iterator[None]:
-    """Call objectives inside a context that watches them, below DDP where `on_ranks`."""
-    before = [eager.objective for eager in eagers]
-    for eager in eagers:
-        watched = partial(called_inside, context, eager.trained.objective)
-        if eager.across is not None and on_ranks:
-            eager.across.watched = watched
-        else:
-            eager.objective = watched
-    try:
+def watching(eagers: Sequence[EagerStep], context: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Call the objectives, not compiled, inside a context that watches them."""
+    with ExitStack() as stack:
+        for eager in eagers:
+            stack.enter_context(eager.watching(context))
         yield
-    finally:
-        for eager, objective in zip(eagers, before, strict=True):
-            eager.objective = objective
-            if eager.across is not None:
-                eager.across.watched = None

@@ -71,7 +71,7 @@ class Frozen:
             self._values = look({**calls.roots(), "device_transform": self._transform}, kept_by_capture, hold=True)
             relied_on = {id(tensor) for seen in looks.latest for tensor in seen.relied_on}
             self._values.hold_only(lambda tensor: id(tensor) in relied_on)
-            self._known_at = self._captured_at = calls.eagers[0].counts.steps
+            self._known_at = self._captured_at = calls.steps
         self.has_captures, self._state = True, StepState.of(calls)
 
     def check(self, *, strictly: bool = False) -> str | None:
@@ -103,7 +103,7 @@ class Frozen:
         """
         begun = self._captured_at
         if (changed := self.check(strictly=True)) is not None:
-            self._brief += self._calls.eagers[0].counts.steps - begun < LASTING
+            self._brief += self._calls.steps - begun < LASTING
             if self._brief >= BRIEF:
                 self._abandon(f"{changed} changes often between steps, and a capture freezes it")
 
@@ -114,7 +114,7 @@ class Frozen:
         if moved := self._values.moved():
             name, then, now = moved[0]
             self._tell_of_stale(self._known_at, f"{name}={then}, which is {now} now")
-        self._known_at = self._calls.eagers[0].counts.steps
+        self._known_at = self._calls.steps
 
     @property
     def comparison_is_due(self) -> bool:
@@ -148,7 +148,7 @@ class Frozen:
                 yield
 
         before, is_comparable = PassSnapshot(calls.memory.modules, calls.device), False
-        with side.running(), calls.levers.around(), watching(calls.eagers, compared, on_ranks=False):
+        with side.running(), calls.levers.around(), watching(calls.eagers, compared):
             before.take(batch)
             try:
                 if transform is not None:
@@ -186,7 +186,7 @@ class Frozen:
 
     def _tell_of_stale(self, since: int, what: str) -> None:
         """Drop captures that are not what Python asks for, and warn of the steps that were replayed with them."""
-        first, last = since + 1, self._calls.eagers[0].counts.steps
+        first, last = since + 1, self._calls.steps
         self._stale += 1
         again = "it is captured again" if self._stale < STALE else "it is not captured any more"
         warnings.warn(

@@ -51,7 +51,7 @@ class NormReader:
         step = self._loop.step
         if self._is_possible and step.plan.clip_norm is None:
             for eager in step.eagers:
-                eager.asks_for_norm = True
+                eager.update.ask_for_norm()
 
     def note(self) -> bool:
         """Start the copy of the norms to the host, after a step; returns whether there are any, not inside a window."""
@@ -61,9 +61,6 @@ class NormReader:
         found = {eager.trained.name: norm for eager in step.eagers if (norm := _norm(step, eager)) is not None}
         if not found:
             return False
-        if step.plan.clip_norm is None:
-            for eager in step.eagers:
-                eager.norm = None  # it is that of one step, and told once
         self._flight = list(found), HostCopy([*found.values()])
         return True
 
@@ -77,8 +74,9 @@ class NormReader:
 
 def _norm(step: TrainingStep, eager: EagerStep) -> Tensor | None:
     """The norm of the last update; None inside a window, or where it is lost."""
-    if eager.norm is not None or not step.is_between_windows or not _is_left(step, eager):
-        return eager.norm
+    norm = eager.update.told_norm()
+    if norm is not None or not step.is_between_windows or not _is_left(step, eager):
+        return norm
     parameters = [parameter for parameter in eager.trained.parameters if parameter.grad is not None]
     return norm_of(parameters, step.device) if parameters else None
 

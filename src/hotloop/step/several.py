@@ -72,7 +72,7 @@ class Stretch:
         self._index.copy_(_indices(drawn), non_blocking=True)
         assert self._graph is not None
         self.step.replay(self._graph, self.steps)
-        self.step.count(self.steps)
+        self.step.count(self._graph, self.steps)
         losses: Tensor = self._graph.result
         return losses.clone()  # the next replay writes over them
 

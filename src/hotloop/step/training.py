@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,38 +18,28 @@ from hotloop.objective.weighing import LATER, Weighing
 from hotloop.plan import Plan
 from hotloop.step.captured import CapturedStep
 from hotloop.step.compilation import CompiledObjective
-from hotloop.step.eager import Counts, EagerStep, Parts, See
-from hotloop.step.eager_calls import Call, EagerCalls, called_inside
+from hotloop.step.eager import Counts, EagerStep, OneProcess, Parts, See, called_inside
+from hotloop.step.eager_calls import Call, EagerCalls
 from hotloop.step.inspection import Inspection, host_noted
 from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.step.sharding import is_sharded
 from hotloop.step.trained_objectives import TrainedObjective
-from hotloop.step.window import AgreedWeights, Window
+from hotloop.step.window import AgreedWeights
 from hotloop.values.saved import Amount, Count, HasState, Saved
 from hotloop.values.snapshot import Gradients, PassSnapshot
 
-if TYPE_CHECKING:
-    from hotloop.step.across import AcrossRanks
 
-
-class TrainingStep(HasState):
+class TrainingStep:
     """Trains on batches as a plan says: `run(batch)` is one step and returns the losses by name.
 
     `memory`: repeats a batch in micro-batches where memory runs out; None: that is an error, as in a trial.
-    `across` puts an objective onto several ranks; `wrapper` is called in the model's place. `averages`: losses are
-    means over items, not sums. `roots`: from where the person's code may reach Python state, if its calls are watched.
-    `rescue(run, batch)` is called in place of `run(batch)`. `obstacle` says why a CUDA graph that the plan has is not
-    there.
+    `across` says what ranks do together for an objective; `wrapper` is called in the model's place. `averages`: losses
+    are means over items, not sums. `roots`: from where the person's code may reach Python state, if its calls are
+    watched. `rescue(run, batch)` is called in place of `run(batch)`. `obstacle` says why a CUDA graph that the plan has
+    is not there.
     """
 
     run: Callable[[Any], Parts]
-    name = "loop.update"
-    steps: Saved[Count]
-    skipped: Saved[Count]
-    scalers: Saved[dict[str, dict[str, Amount]]]  # by objective
-    across: Saved[dict[str, AgreedWeights]]
-    windows: Saved[Count]  # that have begun, where not every batch trains all objectives
-    losses: Saved[dict[str, Tensor]]  # there the last of each
 
     def __init__(
         self,
@@ -62,7 +52,7 @@ class TrainingStep(HasState):
         after_update: Callable[[TrainedObjective], None] | None = None,
         compiled: dict[str, CompiledObjective] | None = None,
         memory: OutOfMemory | None = None,
-        across: "Callable[[TrainedObjective, Objective], AcrossRanks] | None" = None,
+        across: Callable[[TrainedObjective], OneProcess] = lambda trained: OneProcess(),
         wrapper: nn.Module | None = None,
         roots: Callable[[], Mapping[str, object]] | None = None,
         rescue: Callable[[Callable[[Any], Parts], Any], Parts] | None = None,
@@ -71,32 +61,42 @@ class TrainingStep(HasState):
         if plan.graph and any(each.every > 1 for each in objectives):
             plan, self.obstacle = uncaptured(plan), "not every objective is trained on every batch"
         self.model, self.objectives, self.plan, self.memory = model, objectives, plan, memory
-        self.device = torch.device(plan.device)
         self.captured: CapturedStep | None = None
         self.counts = Counts()
-        # A comparison blocks, which ends a capture: there, only first cuts are compared.
-        later = () if plan.graph else LATER
-        self.weighing = Weighing(
-            plan.split,
-            sums=not averages,
-            later=later,
-            compiles=plan.compile != "off",
-            on_ranks=across is not None,
-            may_probe=across is None or not is_sharded(model),  # a pass of one rank alone would wait for the others
-            roots=roots,
-        )
         self.compiled = compiled or {}
         if plan.compile != "off" and not compiled:
             self.compiled = {each.name: CompiledObjective(each.objective, plan.compile) for each in objectives}
-        self._see, self._after_update, self._across, self._rescue = see, after_update, across, rescue
-        self._called = wrapper or model
-        self.eagers = [self._eager(each) for each in objectives]
-        self._retries: list[OomRetry[Parts]] = []
+        together = [across(each) for each in objectives]
+        self.weighing = Weighing(
+            plan.split,
+            sums=not averages,
+            later=() if plan.graph else LATER,  # a comparison blocks, which ends a capture
+            compiles=plan.compile != "off",
+            on_ranks=together[0].size > 1,
+            may_probe=not is_sharded(model),  # a pass of one rank alone would wait for the others
+            roots=roots,
+        )
+        self._see, self._rescue = see, rescue
+        self._alternating = Alternating(objectives, see, self.device)  # one for all: the plan may change while it runs
+        self.eagers = [
+            EagerStep(
+                wrapper or model,
+                each,
+                plan,
+                self.weighing,
+                self.counts,
+                is_alone=len(objectives) == 1,
+                see=see if len(objectives) == 1 else self._alternating.collect,
+                after_update=after_update,
+                memory=memory,
+                across=ranks,
+                objective=self.compiled.get(each.name),
+            )
+            for each, ranks in zip(objectives, together, strict=True)
+        ]
         self.answer_for_memory()
-        if memory is not None:
-            self._retries = [OomRetry(eager, memory, self.weighing.items_in, eager.undo) for eager in self.eagers]
-        self._alternating = Alternating(self.eagers, see, self.device)  # one for all: the plan may change while it runs
         self.levers = AppliedPlan(plan, model, self.optimizers)
+        self.state = UpdateState(self.counts, self.eagers, self._alternating)
         self._compose()
 
     def answer_for_memory(self) -> None:
@@ -111,45 +111,30 @@ class TrainingStep(HasState):
         return self.run(batch)
 
     @property
+    def device(self) -> torch.device:
+        return torch.device(self.plan.device)
+
+    @property
     def optimizers(self) -> Sequence[Optimizer]:
         return [optimizer for each in self.objectives for optimizer in each.optimizers]
 
     def _compose(self) -> None:
         """From the inside: eager steps, the switches of levers, OOM retry, objectives that alternate, CUDA graphs."""
-        calls: Sequence[EagerStep | Switched] = self.eagers
+        calls: Sequence[Call] = self.eagers
         if self.levers.acts_on_steps:
             calls = [Switched(eager, self.levers) for eager in self.eagers]
-        for retry, call in zip(self._retries, calls, strict=False):
-            retry.call = call
-        steps: Sequence[Callable[[Any], Parts]] = self._retries or calls
-        self._alternating.steps = steps
-        self.run = steps[0] if len(steps) == 1 else self._alternating
+        steps: Sequence[Callable[..., Parts]] = calls
+        if (memory := self.memory) is not None:
+            pairs = zip(calls, self.eagers, strict=True)
+            steps = [OomRetry(call, memory, self.weighing.items_in, eager.undo) for call, eager in pairs]
+        self.run = steps[0] if len(steps) == 1 else partial(self._alternating, self.eagers, steps)
         self.forget_captures()
         self.captured = None
         if self.plan.graph:
-            eager = EagerCalls(
-                self.model, self.eagers, calls, self.run, self.levers, self.memory, self._see, self._after_update
-            )
+            eager = EagerCalls(self.model, self.eagers, calls, self.run, self.levers, self.memory, self._see)
             self.run = self.captured = CapturedStep(eager, self._abandon_captures)
         if self._rescue is not None:
             self.run = partial(self._rescue, self.run)
-
-    def _eager(self, each: TrainedObjective) -> EagerStep:
-        objective: Objective = self.compiled.get(each.name, each.objective)
-        across = None if self._across is None else self._across(each, objective)
-        return EagerStep(
-            self._called,
-            each,
-            self.plan,
-            self.weighing,
-            self.counts,
-            is_alone=len(self.objectives) == 1,
-            see=self._see,
-            after_update=self._after_update,
-            memory=self.memory,
-            across=across,
-            objective=objective,
-        )
 
     def _give_way(self) -> None:
         """Drop captures, which hold memory, before a batch is repeated."""
@@ -240,19 +225,17 @@ class TrainingStep(HasState):
     def end_epoch(self) -> None:
         """Update with the windows that the end of the epoch cuts short."""
         for eager in self.eagers:
-            if eager.window.batches:
-                eager.update()
+            eager.end_window()
         self.share_buffers()
 
     def share_buffers(self) -> None:
         """Give the buffers of rank 0 to all ranks."""
-        if (across := self.eagers[0].across) is not None:
-            across.share_buffers()
+        self.eagers[0].across.share_buffers()
 
     def drop_window(self) -> None:
         """Drop the gradients of a window that is not full, and begin a new one."""
         for eager in self.eagers:
-            eager.window = Window()
+            eager.drop_window()
 
     def take_over(self, other: "TrainingStep") -> None:
         """Take the counts of another step, between two windows, and its loss scales where both have them."""
@@ -260,37 +243,50 @@ class TrainingStep(HasState):
         if self.plan.split == other.plan.split:
             self.weighing.take_over(other.weighing)
         self._alternating.load_state_dict(other._alternating.state_dict())
-        theirs = {eager.trained.name: eager.scaler for eager in other.eagers}
+        theirs = {eager.trained.name: eager.update for eager in other.eagers}
         for eager in self.eagers:
-            if eager.scaler.is_enabled() and theirs[eager.trained.name].is_enabled():
-                eager.scaler = theirs[eager.trained.name]
+            eager.update.take_over(theirs[eager.trained.name])
+
+
+class UpdateState(HasState):
+    """What a checkpoint holds of a step between two windows: counts, loss scales and what ranks have agreed on."""
+
+    name = "loop.update"
+    steps: Saved[Count]
+    skipped: Saved[Count]
+    scalers: Saved[dict[str, dict[str, Amount]]]  # by objective
+    across: Saved[dict[str, AgreedWeights]]
+    windows: Saved[Count]  # that have begun, where not every batch trains all objectives
+    losses: Saved[dict[str, Tensor]]  # there the last of each
+
+    def __init__(self, counts: Counts, eagers: Sequence[EagerStep], alternating: "Alternating") -> None:
+        self._counts, self._eagers, self._alternating = counts, eagers, alternating
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, loss scales and what ranks have agreed on, between two windows."""
+        scalers = {eager.trained.name: eager.update.scaler for eager in self._eagers}
+        agreed = {eager.trained.name: eager.across.agreement for eager in self._eagers}
         return {
-            "steps": self.counts.steps,
-            "skipped": self.counts.skipped,
-            "scalers": {e.trained.name: e.scaler.state_dict() for e in self.eagers if e.scaler.is_enabled()},
-            "across": {e.trained.name: e.across.agreement.to_json() for e in self.eagers if e.across is not None},
+            "steps": self._counts.steps,
+            "skipped": self._counts.skipped,
+            "scalers": {name: scaler.state_dict() for name, scaler in scalers.items() if scaler.is_enabled()},
+            "across": {name: agreement.to_json() for name, agreement in agreed.items() if agreement is not None},
             **self._alternating.state_dict(),
         }
 
     def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         """Load a `state_dict`; gradients of an unfinished window are dropped."""
-        undo.callback(self._set_state, self.state_dict())
-        self._set_state(state)
+        undo.callback(self._set, self.state_dict())
+        self._set(state)
 
-    def _set_state(self, state: Mapping[str, Any]) -> None:
-        self.counts.set(state["steps"], state["skipped"])
+    def _set(self, state: Mapping[str, Any]) -> None:
+        self._counts.set(state["steps"], state["skipped"])
         self._alternating.load_state_dict(state)
-        for eager in self.eagers:
-            eager.begin()
-            if eager.scaler.is_enabled() and eager.trained.name in state["scalers"]:
-                eager.scaler.load_state_dict(state["scalers"][eager.trained.name])
-            if eager.across is not None and (agreed := state["across"].get(eager.trained.name)) is not None:
-                there, here = AgreedWeights.from_json(agreed), AgreedWeights(eager.across.ranks.size)
-                # Another number of ranks has batches of other sizes, and agrees anew.
-                eager.across.agreement = there if there.ranks == here.ranks else here
+        for eager in self._eagers:
+            name = eager.trained.name
+            eager.drop_window()
+            eager.update.load_scale(state["scalers"].get(name))
+            if (agreed := state["across"].get(name)) is not None:
+                eager.across.resume(AgreedWeights.from_json(agreed))
 
 
 class Switched:
@@ -311,24 +307,20 @@ class Alternating:
     others its last loss stands.
     """
 
-    def __init__(self, eagers: Sequence[EagerStep], see: See | None, device: torch.device) -> None:
-        self.steps: Sequence[Callable[[Any], Parts]] = ()
-        self._eagers, self._see, self._device = eagers, see, device
-        self._varies = any(eager.trained.every > 1 for eager in eagers)
+    def __init__(self, objectives: Sequence[TrainedObjective], see: See | None, device: torch.device) -> None:
+        self._see, self._device = see, device
+        self._varies = any(each.every > 1 for each in objectives)
         self._windows = 0  # that have begun
         self._losses: Parts = {}  # the last of each objective
         self._parts: Parts = {}
         self._is_last = True
-        if len(eagers) > 1:
-            for eager in eagers:
-                eager.see = self._collect
 
-    def __call__(self, batch: Any) -> Parts:
-        steps, begins = self.steps, False
+    def __call__(self, eagers: Sequence[EagerStep], steps: Sequence[Callable[[Any], Parts]], batch: Any) -> Parts:
+        begins = False
         if self._varies:
-            begins = all(eager.phase[0] for eager in self._eagers)
+            begins = all(eager.phase[0] for eager in eagers)
             window = self._windows - (not begins)
-            pairs = zip(self._eagers, self.steps, strict=True)
+            pairs = zip(eagers, steps, strict=True)
             steps = [step for eager, step in pairs if window % eager.trained.every == 0]
         self._parts, last = dict(self._losses), steps[-1]
         for step in steps:
@@ -338,7 +330,8 @@ class Alternating:
             self._windows, self._losses = self._windows + begins, self._parts
         return self._parts
 
-    def _collect(self, parts: Parts, count: int | Tensor) -> None:
+    def collect(self, parts: Parts, count: int | Tensor) -> None:
+        """Add the losses of one objective."""
         self._parts = {**self._parts, **parts}
         if self._is_last and self._see is not None:
             self._see(self._parts, count)

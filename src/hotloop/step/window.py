@@ -1,7 +1,7 @@
 """`Window`: the batches since the last update and their weights."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -44,18 +44,16 @@ class Window:
     unit: int | float = 1  # in which weights are counted: about what the first batch or micro-batch weighs
     weight: float | Tensor = 0.0  # of all of them, in that unit
     is_weighed: bool = False  # whether it holds the gradients of several batches or micro-batches, by their weights
+    captured: "CapturedWindow | None" = None  # while its batches are captured
 
     def copy(self) -> "Window":
         """A copy; `dataclasses.replace` takes as long as an operation."""
-        return Window(self.batches, self.unit, self.weight, self.is_weighed)
+        return Window(self.batches, self.unit, self.weight, self.is_weighed, self.captured)
 
-    def weighed(
-        self, losses: Losses, captured: Tensor | None = None, unit: Callable[[Losses], float] | None = None
-    ) -> Tensor | None:
+    def weighed(self, losses: Losses, unit: float | None = None) -> Tensor | None:
         """The loss times its weight in the window; None where it is the mean of nothing, which is NaN.
 
-        `captured`: in a capture, the tensor that carries the sum of weights from one graph to the next.
-        `unit` gives the unit where that is not the first batch's own.
+        `unit` is given where it is not the first batch's own.
         """
         if losses.is_sum:
             return losses.total
@@ -65,27 +63,51 @@ class Window:
             self.unit, self.weight = (losses.first / counted, counted) if is_there else (losses.unit, 0.0)
         is_first = not self.is_weighed
         if is_first:
-            self.unit, self.is_weighed = losses.unit if unit is None else unit(losses), True
+            self.unit, self.is_weighed = losses.unit if unit is None else unit, True
         weight = losses.mass / self.unit
         if not isinstance(weight, Tensor):
             self.weight = self.weight + weight
             return losses.total * weight if weight else None
         weight = weight.detach()
-        if captured is None:
-            self.weight = self.weight + weight
-        else:
-            self.weight = (captured.zero_() if is_first else captured).add_(weight)
+        total = None if self.captured is None else self.captured.total
+        self.weight = self.weight + weight if total is None else (total.zero_() if is_first else total).add_(weight)
         return losses.total * weight
 
-    def average(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+    def average(self, parameters: Sequence[nn.Parameter]) -> None:
         """Divide the gradients by the sum of weights."""
         gradients = [local_shard(p.grad) for p in parameters if p.grad is not None]
         weight = self.weight
         if not self.is_weighed or not gradients or (isinstance(weight, float) and weight in (0.0, 1.0)):
             return
+        device = gradients[0].device
         if isinstance(weight, Tensor):  # where nothing counted, all gradients are 0
             weight = surely(partial(_not_zero, weight), device)
         surely(partial(foreach_div_, gradients, weight), device)
+
+
+class CapturedWindow:
+    """What the graphs of a window's first, middle and last batch share."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None  # of weights on the device, carried from one graph to the next
+        self._one: Window | None = None  # after its first batch: what each adds on the host
+
+    def prepare(self, losses: Losses) -> None:
+        """Make the tensor of weights before any graph, since all of them use it."""
+        if self.total is None and isinstance(losses.mass, Tensor):
+            self.total = torch.zeros((), dtype=torch.float32, device=losses.mass.device)
+
+    def note(self, window: Window) -> None:
+        """Note a window after a captured batch."""
+        if window.batches == 1:
+            self._one = window.copy()
+
+    def add_replayed(self, window: Window) -> None:
+        """Count a batch of a window that a graph has trained on."""
+        one = self._one or window
+        window.unit, window.is_weighed = one.unit, one.is_weighed
+        window.weight = one.weight if isinstance(one.weight, Tensor) else window.weight + one.weight
+        window.batches += 1
 
 
 def _not_zero(weight: Tensor) -> Tensor:
