@@ -6,9 +6,10 @@ JSON holds what it can hold as itself. Everything else is an object whose first 
 import base64
 import math
 import struct
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,50 @@ from hotloop.checkpoint.shards import ShardEntry
 from hotloop.checkpoint.tensorfile import DTYPE_NAMES
 from hotloop.errors import BadArgument
 from hotloop.printing.text import printable
-from hotloop.values.kinds import ARRAYS, KEYS
+from hotloop.values.kinds import ARRAYS, DICTS, KEYS, SEQUENCES, SETS, is_plain_number
 
 DEEPEST = 100  # levels; a tree that contains itself has no end
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _SMALL = 2**63  # what every reader of JSON takes as an integer
+_NUMBERS_IN_JSON = {NoneType, bool, int, float}
+_IN_JSON = {*_NUMBERS_IN_JSON, str}
+
+
+def _bits(*numbers: float) -> str:
+    return struct.pack(f">{len(numbers)}d", *numbers).hex()
+
+
+def _numbers(held: str) -> tuple[float, ...]:
+    bits = bytes.fromhex(held)
+    return struct.unpack(f">{len(bits) // 8}d", bits)
+
+
+def _string(held: Any) -> str:
+    if not isinstance(held, str):
+        raise ValueError("a string was expected")
+    return held
+
+
+_WORDS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {  # tag, to JSON, from JSON
+    int: ("$int", hex, lambda held: int(held, 16)),
+    float: ("$float", _bits, lambda held: _numbers(held)[0]),
+    complex: ("$complex", lambda number: _bits(number.real, number.imag), lambda held: complex(*_numbers(held))),
+    str: (
+        "$str",
+        lambda text: text.encode("utf-8", "surrogatepass").hex(),
+        lambda held: bytes.fromhex(held).decode("utf-8", "surrogatepass"),
+    ),
+    bytes: (
+        "$bytes",
+        lambda value: base64.b64encode(value).decode(),
+        lambda held: base64.b64decode(held, validate=True),
+    ),
+    torch.dtype: ("$dtype", str, _DTYPES.__getitem__),
+    torch.device: ("$device", str, lambda held: torch.device(_string(held))),
+}
+_WORDS_BY_TAG = {tag: read for tag, _, read in _WORDS.values()}
+_ITEMS: dict[type, str] = {tuple: "$tuple", torch.Size: "$size", set: "$set", frozenset: "$frozenset"}
+_ITEMS_BY_TAG: dict[str, Callable[[list[Any]], Any]] = {tag: kind for kind, tag in _ITEMS.items()}
 
 
 def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
@@ -68,84 +108,90 @@ def unpack(tensors: dict[str, Tensor], data: Any, shards: Mapping[str, Tensor] |
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-class _Packing:
-    """One walk through a tree."""
+class TreeToJson:
+    """One walk through a tree, which gives data for JSON and keeps tensors and arrays aside."""
 
-    def __init__(self, *, takes_shards: bool = False) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self.shards: dict[str, Tensor] = {}
-        self.starts: dict[str, int] = {}
-        self._takes_shards = takes_shards
-        self._names: set[str] = set()
-        self._place: list[Any] = []  # keys from the root to where we are
-        self._known: dict[Any, str] = {}  # memory → the name it is stored under
+    def __init__(self) -> None:
+        self.place: list[Any] = []  # keys from the root to where we are
 
     def value(self, value: Any) -> Any:
         kind = type(value)
-        if value is None or kind is bool:
+        if kind in _IN_JSON and _are_in_json([value]):
             return value
-        if kind is int:
-            return value if -_SMALL <= value < _SMALL else {"$int": hex(value)}
-        if kind is float:
-            return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
-        if kind is str:
-            return value if _is_text(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
-        if kind is bytes:
-            return {"$bytes": base64.b64encode(value).decode()}
-        if kind is list:
-            return self._items(value)
-        if kind in (tuple, torch.Size):
-            return {"$tuple" if kind is tuple else "$size": self._items(value)}
-        if kind is deque:
-            return {"$deque": self._items(value), "maxlen": value.maxlen}
-        if kind in (set, frozenset):
-            return {f"${kind.__name__}": [self._key(item) for item in value]}
-        if kind in (dict, defaultdict):
+        if kind in _WORDS:
+            tag, packed, _ = _WORDS[kind]
+            return {tag: packed(value)}
+        if kind in SEQUENCES or kind is torch.Size:
+            return self._sequence(value)
+        if kind in SETS:
+            return {_ITEMS[kind]: [self._key(item) for item in sorted(value, key=_word)]}
+        if kind in DICTS:
             return self._dict(value)
-        if kind is Counter:
-            return {"$counter": self._dict(value)}
-        if kind is OrderedDict:
-            return self._ordered(value)
-        return self._leaf(value)
-
-    def _leaf(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self._tensor(value)
-        if type(value) is complex:
-            return {"$complex": struct.pack(">dd", value.real, value.imag).hex()}
-        if isinstance(value, torch.dtype):
-            return {"$dtype": str(value)}
-        if isinstance(value, torch.device):
-            return {"$device": str(value)}
-        if isinstance(value, np.generic) and value.dtype.kind in ARRAYS:
+            return self.tensor(value)
+        if is_plain_number(value):
             return {"$scalar": value.dtype.str, "bytes": value.tobytes()[: value.dtype.itemsize].hex()}
-        if type(value) is np.ndarray and value.dtype.kind in ARRAYS:
-            stored = self._store(_bytes(value.tobytes()))
-            return {"$array": stored, "dtype": value.dtype.str, "shape": list(value.shape)}
-        if type(value) is bytearray:
-            return {"$bytearray": self._store(_bytes(value))}
-        kind = type(value)
-        raise self._error(f"a {kind.__module__}.{kind.__qualname__}")
+        if kind is np.ndarray and value.dtype.kind in ARRAYS:
+            return self.array(value)
+        if kind is bytearray:
+            return {"$bytearray": self.store(_bytes(value))}
+        raise self.error(f"a {kind.__module__}.{kind.__qualname__}")
 
-    def _items(self, items: Any) -> list[Any]:
+    def tensor(self, tensor: Tensor) -> Any:
+        """Data that stand for a tensor."""
+        raise NotImplementedError
+
+    def array(self, value: Any) -> Any:
+        """Data that stand for an array."""
+        return {"$array": self.store(_bytes(value.tobytes())), "dtype": value.dtype.str, "shape": list(value.shape)}
+
+    def store(self, tensor: Tensor) -> Any:
+        """Keep a tensor; returns what names it."""
+        raise NotImplementedError
+
+    def items(self, items: Any) -> list[Any]:
+        if _are_in_json(items):  # a hundred times as fast, for long lists of numbers or words
+            return list(items)
         return [self._inside(number, item) for number, item in enumerate(items)]
 
-    def _inside(self, key: Any, value: Any) -> Any:
-        self._place.append(key)
-        if len(self._place) > DEEPEST:
-            raise self._error(f"more than {DEEPEST} levels (does it contain itself?)")
-        packed = self.value(value)
-        self._place.pop()
-        return packed
-
-    def _dict(self, given: dict[Any, Any]) -> Any:
+    def mapping(self, given: dict[Any, Any]) -> Any:
         if all(type(key) is str and not key.startswith("$") and _is_text(key) for key in given):
             return {key: self._inside(key, item) for key, item in given.items()}
         return {"$dict": [[self._key(key), self._inside(key, item)] for key, item in given.items()]}
 
-    def _ordered(self, given: OrderedDict[Any, Any]) -> Any:
-        """A module's state dict is one, and carries the versions of its layers as an attribute."""
-        packed = {"$ordered": self._dict(given)}
+    def error(self, what: str) -> BadArgument:
+        place = self.where()[:200] or "the whole"
+        return BadArgument(
+            f"a checkpoint cannot hold {place}: it is {printable(what)}",
+            fix="checkpoints hold tensors, arrays, numbers, strings, lists, tuples, sets and dicts; leave the rest out",
+        )
+
+    def where(self) -> str:
+        """Where in the tree: `schedulers[0].milestones`."""
+        keys = (f".{key}" if isinstance(key, str) else f"[{_word(key)}]" for key in self.place)
+        path = "".join(keys).removeprefix(".")
+        return path if path.isprintable() else printable(path)  # which takes longer than all the rest
+
+    def _inside(self, key: Any, value: Any) -> Any:
+        self.place.append(key)
+        if len(self.place) > DEEPEST:
+            raise self.error(f"more than {DEEPEST} levels (does it contain itself?)")
+        packed = self.value(value)
+        self.place.pop()
+        return packed
+
+    def _sequence(self, given: Any) -> Any:
+        items = self.items(given)
+        if type(given) is deque:
+            return {"$deque": items, "maxlen": given.maxlen}
+        return items if type(given) is list else {_ITEMS[type(given)]: items}
+
+    def _dict(self, given: dict[Any, Any]) -> Any:
+        if type(given) is Counter:
+            return {"$counter": self.mapping(given)}
+        if type(given) is not OrderedDict:
+            return self.mapping(given)
+        packed = {"$ordered": self.mapping(given)}  # a module's state dict, with the versions of its layers
         if (metadata := metadata_of(given)) is not None:
             packed["metadata"] = self._inside(METADATA, metadata)
         return packed
@@ -155,16 +201,29 @@ class _Packing:
         if type(key) is tuple:
             return {"$tuple": [self._key(item) for item in key]}
         if type(key) not in KEYS:
-            raise self._error(f"a key of type {type(key).__module__}.{type(key).__qualname__}")
+            raise self.error(f"a key of type {type(key).__module__}.{type(key).__qualname__}")
         return self.value(key)
 
-    def _tensor(self, tensor: Tensor) -> Any:
+
+class _Packing(TreeToJson):
+    """Names tensors by their places."""
+
+    def __init__(self, *, takes_shards: bool = False) -> None:
+        super().__init__()
+        self.tensors: dict[str, Tensor] = {}
+        self.shards: dict[str, Tensor] = {}
+        self.starts: dict[str, int] = {}
+        self._takes_shards = takes_shards
+        self._names: set[str] = set()
+        self._known: dict[Any, str] = {}  # memory → the name it is stored under
+
+    def tensor(self, tensor: Tensor) -> Any:
         data = tensor.detach()
         if self._takes_shards and hasattr(data, "device_mesh"):
             return self._shard(data)
         if type(data) is not Tensor or data.layout != torch.strided or data.is_quantized or data.is_meta:
             kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-            raise self._error(f"a {kind} of {data.dtype} and {data.layout} on {data.device}")
+            raise self.error(f"a {kind} of {data.dtype} and {data.layout} on {data.device}")
         storage = storage_id(data.untyped_storage())
         memory = (storage, data.storage_offset(), data.shape, data.stride(), data.dtype, data.is_conj())
         about: dict[str, Any] = {}
@@ -174,14 +233,14 @@ class _Packing:
             about = {"order": order}
         if memory not in self._known:
             plain = data.resolve_conj().resolve_neg()
-            self._known[memory] = self._store(_raw(plain) if data.dtype not in DTYPE_NAMES else plain)
+            self._known[memory] = self.store(_raw(plain) if data.dtype not in DTYPE_NAMES else plain)
         return {"$tensor": self._known[memory], **about}
 
     def _shard(self, tensor: Any) -> Any:
         """The rows of this rank. All ranks give a tensor the same name: its place, whether they have rows or not."""
         entry = ShardEntry.of(tensor)
         if entry is None:
-            raise self._error(f"a tensor of {tensor.dtype} with the placements {tensor.placements}")
+            raise self.error(f"a tensor of {tensor.dtype} with the placements {tensor.placements}")
         rows = tensor.to_local()
         memory = (storage_id(rows.untyped_storage()), rows.storage_offset(), tensor.shape, tensor.dtype)
         if len(rows) == 0 or memory not in self._known:
@@ -191,40 +250,23 @@ class _Packing:
                 self.starts[name] = entry.rows(tensor.device_mesh.get_local_rank())[0]
         return {"$shard": self._known[memory], **entry.to_json()}
 
-    def _store(self, tensor: Tensor) -> str:
-        """Keep a tensor under a name that says where it was."""
+    def store(self, tensor: Tensor) -> str:
         name = self._name()
         self.tensors[name] = tensor
         return name
 
     def _name(self) -> str:
         """One that says where it is; whatever else a rank holds, all ranks find the same."""
-        name = place = self._where()[:200]
+        name = place = self.where()[:200]
         number = 1
         while name in self._names or name in ("__metadata__", ""):  # the first is the format's own
             name, number = f"{place}#{number}", number + 1
         self._names.add(name)
         return name
 
-    def _where(self) -> str:
-        path = _path(self._place)
-        return path if path.isprintable() else printable(path)  # which takes longer than all the rest
 
-    def _error(self, what: str) -> BadArgument:
-        place = self._where()[:200] or "the whole"
-        return BadArgument(
-            f"a checkpoint cannot hold {place}: it is {printable(what)}",
-            fix="checkpoints hold tensors, arrays, numbers, strings, lists, tuples, sets and dicts; leave the rest out",
-        )
-
-
-class _Unpacking:
-    """One walk through data from a file, which may be anything."""
-
-    def __init__(self, tensors: dict[str, Tensor], shards: Mapping[str, Tensor]) -> None:
-        self._tensors, self._shards = tensors, shards
-        self._made: dict[str, Tensor] = {}
-        self._arrays: set[str] = set()  # names that were taken, each of them once: every array is a copy
+class JsonToTree:
+    """One walk back, through data from a file, which may be anything."""
 
     def value(self, data: Any) -> Any:
         if isinstance(data, list):
@@ -234,57 +276,37 @@ class _Unpacking:
         tag = next(iter(data), "")
         if not tag.startswith("$"):
             return {key: self.value(item) for key, item in data.items()}
-        return self._tagged(tag, data[tag], data)
+        return self.tagged(tag, data[tag], data)
 
-    def _tagged(self, tag: str, held: Any, data: dict[str, Any]) -> Any:  # noqa: PLR0912  # one line for each tag
+    def tagged(self, tag: str, held: Any, data: dict[str, Any]) -> Any:
+        """What data with a tag stand for."""
+        if tag in _WORDS_BY_TAG:
+            return _WORDS_BY_TAG[tag](held)
+        if tag in _ITEMS_BY_TAG:
+            return _ITEMS_BY_TAG[tag](self._list(held))
         match tag:
-            case "$int":
-                return int(held, 16)
-            case "$float":
-                return struct.unpack(">d", bytes.fromhex(held))[0]
-            case "$complex":
-                return complex(*struct.unpack(">dd", bytes.fromhex(held)))
-            case "$str":
-                return bytes.fromhex(held).decode("utf-8", "surrogatepass")
-            case "$bytes":
-                return base64.b64decode(held, validate=True)
-            case "$tuple":
-                return tuple(self._list(held))
-            case "$size":
-                return torch.Size(self._list(held))
             case "$deque":
                 return deque(self._list(held), data["maxlen"])
-            case "$set":
-                return set(self._list(held))
-            case "$frozenset":
-                return frozenset(self._list(held))
             case "$dict":
                 return {self.value(key): self.value(item) for key, item in held}
             case "$counter":
                 return Counter(self._mapping(held))
             case "$ordered":
-                return self._ordered(held, data)
-            case "$dtype":
-                return _DTYPES[held]
-            case "$device":
-                return torch.device(_string(held))
-            case "$tensor":
-                return self._tensor(held, data)
-            case "$shard":
-                return self._shards[_string(held)]
+                made = OrderedDict(self._mapping(held))
+                if "metadata" in data:
+                    set_metadata(made, self._mapping(data["metadata"]))
+                return made
             case "$array":
-                return _array(data["dtype"], data["shape"], self._bytes(held))
+                return _array(data["dtype"], data["shape"], self.stored(held))
             case "$bytearray":
-                return bytearray(self._bytes(held).tobytes())
+                return bytearray(self.stored(held).tobytes())
             case "$scalar":
                 return _array(held, [], bytes.fromhex(data["bytes"]))[()]
         raise ValueError(f"unknown tag {tag!r}")
 
-    def _bytes(self, name: str) -> Any:
-        if name in self._arrays:
-            raise ValueError("two arrays in one place")
-        self._arrays.add(name)
-        return self._tensors[name].numpy()
+    def stored(self, name: Any) -> Any:
+        """The bytes that were stored, as an array."""
+        raise NotImplementedError
 
     def _list(self, held: Any) -> list[Any]:
         if not isinstance(held, list):
@@ -297,11 +319,25 @@ class _Unpacking:
             raise ValueError("an object was expected")
         return made
 
-    def _ordered(self, held: Any, data: dict[str, Any]) -> OrderedDict[Any, Any]:
-        made = OrderedDict(self._mapping(held))
-        if "metadata" in data:
-            set_metadata(made, self._mapping(data["metadata"]))
-        return made
+
+class _Unpacking(JsonToTree):
+    """Takes tensors by their names."""
+
+    def __init__(self, tensors: dict[str, Tensor], shards: Mapping[str, Tensor]) -> None:
+        self._tensors, self._shards = tensors, shards
+        self._made: dict[str, Tensor] = {}
+        self._arrays: set[str] = set()  # names that were taken, each of them once: every array is a copy
+
+    def tagged(self, tag: str, held: Any, data: dict[str, Any]) -> Any:
+        if tag == "$tensor":
+            return self._tensor(held, data)
+        return self._shards[_string(held)] if tag == "$shard" else super().tagged(tag, held, data)
+
+    def stored(self, name: Any) -> Any:
+        if name in self._arrays:
+            raise ValueError("two arrays in one place")
+        self._arrays.add(name)
+        return self._tensors[name].numpy()
 
     def _tensor(self, name: str, data: dict[str, Any]) -> Tensor:
         """The same name gives the same tensor, so that what was tied is tied."""
@@ -325,12 +361,6 @@ def _array(kind: Any, shape: Any, content: Any) -> Any:
     return np.ndarray(tuple(shape), dtype, content).copy() if len(content) else np.zeros(tuple(shape), dtype)
 
 
-def _string(held: Any) -> str:
-    if not isinstance(held, str):
-        raise ValueError("a string was expected")
-    return held
-
-
 def _order(tensor: Tensor) -> list[int] | None:
     """The dimensions from the outermost in memory, such as channels last; None where memory has holes."""
     order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
@@ -348,14 +378,17 @@ def _raw(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
+def _are_in_json(values: Any) -> bool:
+    """Whether JSON holds all of these as they are, without a tag."""
+    kinds = set(map(type, values))
+    if kinds <= _NUMBERS_IN_JSON:
+        return all(each is None or -_SMALL <= each < _SMALL for each in values)
+    return kinds == {str} and all(map(_is_text, values))
+
+
 def _is_text(value: str) -> bool:
     """Whether a string is Unicode that every reader of JSON gives back; halves of surrogate pairs are not."""
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
-
-
-def _path(place: list[Any]) -> str:
-    """Where in the tree: `schedulers[0].milestones`."""
-    return "".join(f".{key}" if isinstance(key, str) else f"[{_word(key)}]" for key in place).removeprefix(".")
 
 
 def _word(key: Any) -> str:

@@ -63,7 +63,7 @@ def _read_shards(path: Path, sums: Sums, state: Any, team: Team | None) -> dict[
     if not sums.shards:
         return {}
     held = sum(sums.files[name].size for name in sums.shards)
-    assembly = _checked(path, STATE, lambda: Assembly(dict(shards_in(state)), len(sums.shards), held, team))
+    assembly = _checked(path, STATE, lambda: Assembly(shards_in(state), len(sums.shards), held, team))
     for rank, name in enumerate(sums.shards):
         _read(path, name, sums, partial(assembly.read, rank) if team is None or assembly.needs(rank) else None)
     return assembly.tensors()

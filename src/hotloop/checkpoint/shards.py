@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +20,10 @@ from torch import Tensor
 
 from hotloop.checkpoint import folders
 from hotloop.checkpoint.sums import Sum, shard_name
-from hotloop.checkpoint.tensorfile import (
-    DTYPE_NAMES,
-    DTYPES,
-    Source,
-    write_tensors,
-)
+from hotloop.checkpoint.tensorfile import DTYPE_NAMES, DTYPES, Source, write_tensors
 from hotloop.errors import OutputError
 from hotloop.printing.text import plural, printable
+from hotloop.values.tree import leaves
 
 POLL = 0.02  # seconds between two looks for the files of other ranks
 SHARD_PATIENCE = 600.0  # seconds in which the file of another rank must grow
@@ -227,16 +223,13 @@ def _common(*ranges: tuple[int, int]) -> tuple[int, int] | None:
     return (start, stop) if start < stop else None
 
 
-def shards_in(data: Any) -> Iterator[tuple[str, ShardEntry]]:
+def shards_in(data: Any) -> dict[str, ShardEntry]:
     """The shards that the JSON of a checkpoint describes, by name."""
-    if isinstance(data, list):
-        for each in data:
-            yield from shards_in(each)
-    elif isinstance(data, dict):
-        if next(iter(data), "") == "$shard":
-            if not isinstance(data["$shard"], str):
-                raise ValueError("the name of a shard is a string")
-            yield data["$shard"], ShardEntry.from_json(data)
-            return
-        for each in data.values():
-            yield from shards_in(each)
+    found = [each for each in leaves(data, _is_shard) if _is_shard(each)]
+    if not all(isinstance(each["$shard"], str) for each in found):
+        raise ValueError("the name of a shard is a string")
+    return {each["$shard"]: ShardEntry.from_json(each) for each in found}
+
+
+def _is_shard(data: Any) -> bool:
+    return type(data) is dict and next(iter(data), "") == "$shard"

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from itertools import chain
@@ -14,38 +14,73 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import version_of
-from hotloop.values.kinds import (
-    ARRAYS,
-    DICTS,
-    KEYS,
-    NUMBERS,
-    ROOM,
-    SEQUENCES,
-    SETS,
-    WORD_KINDS,
-    is_plain_number,
-    is_plain_tensor,
-)
+from hotloop.checkpoint.codec import JsonToTree, TreeToJson
+from hotloop.errors import BadArgument
+from hotloop.values.kinds import NUMBERS, ROOM, SEQUENCES, SETS, is_plain_tensor
 from hotloop.values.tree import MOST_ENTRIES
 
 HOOKS_INSTALLED = "_output_capturing_hooks_installed"  # of transformers, on a model whose layers it has hooked
 LOST: Any = object()
 LITTLE = 1 << 20  # bytes of the tensors in an attribute of a dataset, where more is data or a cache of it
 _LARGE = 1 << 20  # bytes of a tensor or array from which on it is not kept alive for a comparison
-_DEEPEST = 20  # levels of a plain value
 _NAME = re.compile(r"[\w .-]*")  # of a phase, a mode or a layer, which training changes
 
 
-class PlainValue:
-    """A plain value taken apart: its form, with numbers for its tensors and arrays, and these."""
+class PlainValue(TreeToJson):
+    """A plain value taken apart as for a checkpoint: its form, with numbers for its tensors and arrays, and these."""
 
-    def __init__(self, form: Any, leaves: list[Any]) -> None:
-        self.form = form
-        self.leaves = leaves
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.leaves: list[Any] = []
+        self._entries = 0
+        self.form = self.value(value)
 
     def whole(self) -> Any:
         """The value again: other containers, the same tensors and arrays."""
-        return _built(self.form, self.leaves)
+        return _whole(self.form, self.leaves)
+
+    def tensor(self, tensor: Tensor) -> Any:
+        if not is_plain_tensor(tensor) or (self.place and tensor.requires_grad):  # a weight that no module has
+            raise self.error("a result, or a weight")
+        return {"$leaf": self._keep(tensor)}
+
+    def array(self, value: Any) -> Any:
+        return {"$leaf": self._keep(value)}
+
+    def store(self, tensor: Tensor) -> int:
+        return self._keep(tensor.numpy())  # the bytes of a bytearray
+
+    def items(self, items: Any) -> list[Any]:
+        self._count(items)
+        return super().items(items)
+
+    def mapping(self, given: dict[Any, Any]) -> Any:
+        self._count(given)
+        return super().mapping(given)
+
+    def _keep(self, leaf: Any) -> int:
+        self.leaves.append(leaf)
+        return len(self.leaves) - 1
+
+    def _count(self, entries: Any) -> None:
+        self._entries += len(entries)
+        if self._entries > MOST_ENTRIES:
+            raise self.error("too long")
+
+
+class _Whole(JsonToTree):
+    def __init__(self, leaves: list[Any]) -> None:
+        self._leaves = leaves
+
+    def tagged(self, tag: str, held: Any, data: dict[str, Any]) -> Any:
+        return self._leaves[held] if tag == "$leaf" else super().tagged(tag, held, data)
+
+    def stored(self, name: Any) -> Any:
+        return self._leaves[name]
+
+
+def _whole(form: Any, leaves: list[Any]) -> Any:
+    return _Whole(leaves).value(form)
 
 
 def plain(value: object, room: int = ROOM) -> PlainValue | None:
@@ -54,90 +89,32 @@ def plain(value: object, room: int = ROOM) -> PlainValue | None:
     >>> plain([1, (2.5, "a")]) is not None, plain([1, object()]) is not None
     (True, False)
     """
-    if type(value) in WORD_KINDS:
-        return PlainValue(value, [])  # most attributes
-    walk = _PlainWalk()
     try:
-        form = walk.form(value, 0)
-    except _NotPlain:
+        found = PlainValue(value)
+    except BadArgument:
         return None
-    if sum(leaf.nbytes for leaf in walk.leaves) > room and not (isinstance(value, Tensor) and room == ROOM):
-        return None
-    return PlainValue(form, walk.leaves)
-
-
-class _NotPlain(Exception):
-    pass
-
-
-class _Leaf:
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __repr__(self) -> str:
-        return f"leaf {self.number}"
-
-
-class _PlainWalk:
-    def __init__(self) -> None:
-        self.leaves: list[Any] = []
-        self._entries = 0
-
-    def form(self, value: Any, depth: int) -> Any:
-        kind = type(value)
-        self._entries += 1
-        if self._entries + (len(value) if kind in SEQUENCES else 0) > MOST_ENTRIES or depth > _DEEPEST:
-            raise _NotPlain
-        if kind in WORD_KINDS or is_plain_number(value):
-            return value
-        if is_plain_tensor(value) or (kind is np.ndarray and value.dtype.kind in ARRAYS):
-            if depth and isinstance(value, Tensor) and value.requires_grad:
-                raise _NotPlain  # a weight that no module has
-            self.leaves.append(value)
-            return _Leaf(len(self.leaves) - 1)
-        if kind is bytearray:
-            return kind, bytes(value)
-        if kind in SEQUENCES:
-            if set(map(type, value)) <= WORD_KINDS:  # a hundred times as fast, for long lists of numbers
-                self._entries += len(value)
-                inner = tuple(value)
-            else:
-                inner = tuple(self.form(each, depth + 1) for each in list(value))
-            return (kind, inner, value.maxlen) if kind is deque else (kind, inner)
-        if kind in SETS:
-            return kind, tuple(sorted(map(_key, value), key=repr))
-        if kind in DICTS:
-            return kind, tuple((_key(key), self.form(each, depth + 1)) for key, each in list(value.items()))
-        raise _NotPlain
-
-
-def _key(key: Any) -> Any:
-    if type(key) is tuple:
-        return tuple(map(_key, key))
-    if type(key) not in KEYS:
-        raise _NotPlain
-    return key
+    is_small = sum(leaf.nbytes for leaf in found.leaves) <= room or (isinstance(value, Tensor) and room == ROOM)
+    return found if is_small else None
 
 
 class ValueSnapshot:
     """A plain value as it was, for a comparison that does not look at what is on a device."""
 
     def __init__(self, value: PlainValue) -> None:
-        self._form = value.form
-        self._text = _text(value.form)
+        self._form, self._text = value.form, repr(value.form)  # as text, 1 is not True
         self._leaves = [_LeafSnapshot(leaf) for leaf in value.leaves]
 
     @property
     def value(self) -> Any:
         """What it was; `LOST` where that was changed in place, or was too large to be kept for this."""
         leaves = [mark.value for mark in self._leaves]
-        return LOST if any(leaf is LOST for leaf in leaves) else _built(self._form, leaves)
+        return LOST if any(leaf is LOST for leaf in leaves) else _whole(self._form, leaves)
 
     def fits(self, value: PlainValue) -> bool:
         """Whether this is the same value still."""
         return (
             len(value.leaves) == len(self._leaves)
-            and _text(value.form) == self._text
+            and repr(value.form) == self._text
             and all(mark.fits(leaf) for mark, leaf in zip(self._leaves, value.leaves, strict=True))
         )
 
@@ -180,7 +157,7 @@ def moved(value: Any, devices: Iterator[torch.device]) -> Any:
     if found is None:
         return value
     leaves = [leaf.to(next(devices)) if isinstance(leaf, Tensor) else leaf for leaf in found.leaves]
-    return _built(found.form, leaves)
+    return _whole(found.form, leaves)
 
 
 def may_become(owner: object, name: str, value: object) -> bool:
@@ -227,7 +204,7 @@ class Restoring:
     def put(self, table: dict[str, Any], name: str, value: Any) -> None:
         now = table.get(name)
         found = plain(value, room=1 << 62)
-        text = "" if found is None else f"{_text(found.form)} {list(map(id, found.leaves))}"
+        text = "" if found is None else f"{found.form} {list(map(id, found.leaves))}"
         if id(now) in self._done and self._done[id(now)][1] != text:
             now = None  # two names had one container when the script began, and have two by now
         if not _in_place(now, value):
@@ -257,24 +234,6 @@ def _in_place(now: Any, value: Any) -> bool:
     else:
         return False
     return True
-
-
-def _built(form: Any, leaves: list[Any]) -> Any:
-    if isinstance(form, _Leaf):
-        return leaves[form.number]
-    if type(form) is not tuple:
-        return form
-    kind, inner, *more = form
-    if kind is bytearray or kind in SETS:
-        return kind(inner)
-    if kind in DICTS:
-        made = {key: _built(each, leaves) for key, each in inner}
-        return made if kind in (dict, defaultdict) else kind(made)
-    return kind((_built(each, leaves) for each in inner), *more)
-
-
-def _text(form: Any) -> str:
-    return f"{type(form).__name__} {form!r}"  # nan is itself, and 1 is not True
 
 
 def _same(value: Any) -> Any:
