@@ -62,7 +62,7 @@ _SHARE, _FREE = 0.01, 0.2  # of the time of a run and, in seconds, besides that:
 
 
 class RunObjects:
-    """The objects of a run that may hold state, and what of it is saved: plain attributes, and what a state_dict has."""
+    """The objects of a run that may hold state, and what of it is saved: plain attributes and `state_dict`s."""
 
     def __init__(
         self,
