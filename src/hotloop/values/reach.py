@@ -29,12 +29,11 @@ from numbers import Number
 from operator import attrgetter, itemgetter, length_hint
 from pathlib import PurePath
 from queue import SimpleQueue
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop._torch import (
@@ -52,7 +51,7 @@ from hotloop._torch import (
 from hotloop.placement.sites import is_users_file
 from hotloop.values.attributes import HOOKS_INSTALLED
 from hotloop.values.code import digest_of, names_in
-from hotloop.values.kinds import WORD_TYPES, is_restored
+from hotloop.values.kinds import WORD_TYPES, has_values, is_restored
 from hotloop.values.rng import Generator, Rng, with_arrays
 from hotloop.values.tree import leaves
 
@@ -68,6 +67,7 @@ MOST_ARRAY_BYTES = 256 << 20  # bytes of arrays, of which the sum takes 15 ms
 _PARTS = re.compile(r"[.\[<]")  # where in a path that of a part begins
 _WORDS = (*WORD_TYPES, torch.memory_format, type(...))
 _KINDS = frozenset(_WORDS)
+_NUMBERS = (Number, np.number, np.bool_)
 _VALUES = (Number, np.generic, date, timedelta)  # kinds of values that nothing changes in place
 _MEMORY = (bytearray, memoryview, array, mmap, ctypes.c_int.__mro__[-2])  # bytes that are changed in place
 _QUEUES = (io.IOBase, SimpleQueue)
@@ -76,7 +76,6 @@ _OF_LIBRARIES = frozenset((*_WORDS, list, set, deque, dict, type(os.environ)))
 _TABLES = (dict, OrderedDict)
 _MAPPINGS = (dict, types.MappingProxyType, type(os.environ))  # others keep what they hold in attributes
 _CACHE = type(functools.cache(len))
-_LISTED = (list, tuple, dict, set, frozenset, deque)
 _FIXED = (  # kinds of objects that do not change, or of which a look sees all
     *(type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, _CACHE),
     *(range, slice, re.Pattern, PurePath, time, itemgetter, attrgetter, np.dtype, torch.layout),
@@ -106,16 +105,36 @@ _OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_s
 Skip = Callable[[object, str, object], bool]  # (owner, attribute, value): whether somebody else looks after it
 
 
+class Place(NamedTuple):
+    """Where a value was seen, to read it again: an entry of a dict or a list, an attribute, or a cell."""
+
+    table: Any
+    key: Any  # None of a cell
+    value: Any
+    path: str
+
+    @property
+    def has_number(self) -> bool:
+        return isinstance(self.value, _NUMBERS)
+
+    def read(self) -> Any:
+        table, key = self.table, self.key
+        try:
+            if key is None:
+                return table.cell_contents
+            return table[key] if isinstance(table, dict | list) else getattr(table, key)
+        except (KeyError, IndexError, AttributeError, ValueError, TypeError):
+            return _GONE
+
+
 class ReachableState:
     """What was seen: every number, word, tensor and rng state, by the path on which it was reached."""
 
     def __init__(self) -> None:
         self.values: dict[str, Hashable] = {}
         self.tensors: dict[str, Tensor] = {}  # only of a look that holds them
-        self.places: list[tuple[Any, Any, Any, str]] = []  # (table, key, value, path) of numbers, to read them again
-        self.tensor_places: list[tuple[Any, Any, Tensor, str]] = []  # the same of tensors, of a look that holds them
-        self.holders: list[tuple[Any, Any, Any, str]] = []  # the same of objects that may hold tensors
-        self.number_holders: list[tuple[Any, Any, Any, str]] = []  # of those that hold numbers
+        self.places: list[Place] = []  # of numbers; of a look that holds tensors, also of these and what may hold them
+        self.number_holders: list[Place] = []  # of objects that hold numbers alone
         self.codes: set[types.CodeType] = set()  # of the person's own functions on the way
         self.generators: dict[str, Generator] = {}  # of random numbers, by path
         self.caches: dict[str, int] = {}  # of `functools`, and how many results each has computed
@@ -132,23 +151,28 @@ class ReachableState:
 
         So is a tensor in an object that was; `strictly`: a number in one, too. Cheap: nothing is searched again.
         """
-        held = itertools.chain(self.tensor_places, self.holders, self.number_holders if strictly else ())
-        tensors = ((path, _read(table, key) is then) for table, key, then, path in held)
-        found: list[tuple[str, Any, Any]] = [(shown(path), "a tensor", "another") for path, same in tensors if not same]
-        for table, key, then, path in self.places:
-            now = _read(table, key)
-            if now is not then and (type(now) is not type(then) or repr(now) != repr(then)):  # as words, nan is itself
-                found.append((shown(path), then, now))
+        found: list[tuple[str, Any, Any]] = []
+        for place in (*self.places, *(self.number_holders if strictly else ())):
+            then, now = place.value, place.read()
+            if now is then:
+                continue
+            if not place.has_number:
+                found.append((shown(place.path), "a tensor", "another"))
+            elif type(now) is not type(then) or repr(now) != repr(then):  # as words, nan is itself
+                found.append((shown(place.path), then, now))
         return found
 
     def hold_only(self, wanted: Callable[[Tensor], bool]) -> None:
         """Keep only the wanted tensors, and what holds them or numbers; they are noticed when they are replaced."""
         above = _above(path for path, tensor in self.tensors.items() if wanted(tensor))
-        above_numbers = _above(path for *_, path in self.places) - above
-        self.number_holders = [place for place in self.holders if place[3] in above_numbers]
-        self.holders = [place for place in self.holders if place[3] in above]
+        above_numbers = _above(place.path for place in self.places if place.has_number) - above
+        self.number_holders = [place for place in self.places if place.path in above_numbers]
+        self.places = [
+            place
+            for place in self.places
+            if place.has_number or (wanted(place.value) if isinstance(place.value, Tensor) else place.path in above)
+        ]
         self.tensors.clear()
-        self.tensor_places = [place for place in self.tensor_places if wanted(place[2])]
 
     def code(self) -> str:
         """A digest of the person's functions that were reached, and of those that these name."""
@@ -175,16 +199,12 @@ def look(
     >>> before.changes(look({"objective": calls.append}))
     ['objective']
     """
-    walk = (_FullWalk if fully else _Walk)(skip or (lambda owner, name, value: False))
+    walk = (_FullWalk if fully else _Walk)(skip or (lambda owner, name, value: False), hold=hold)
     walk.leave(known)
     walk.leave((*_LOOKED_AFTER, *torch.cuda.default_generators))
     for name, root in roots.items():
         walk.visit(root, name, 0)
     walk.finish()
-    if not hold:
-        walk.seen.tensors.clear()
-        walk.seen.tensor_places.clear()
-        walk.seen.holders.clear()
     return walk.seen
 
 
@@ -353,9 +373,10 @@ def _comparable(values: dict[str, Hashable], tensors: bool) -> dict[str, Hashabl
 
 
 class _Walk:
-    def __init__(self, skip: Skip) -> None:
+    def __init__(self, skip: Skip, *, hold: bool) -> None:
         self.seen = ReachableState()
-        self._skip = skip
+        self._skip, self._hold = skip, hold
+        self._classes_seen: set[tuple[type, frozenset[str]]] = set()
         self._visited: dict[int, object] = {}  # held, so that no other takes the place
         self._later: deque[tuple[object, str, int]] = deque()
 
@@ -388,7 +409,7 @@ class _Walk:
             self.seen.values[path] = _mark(value)
             if isinstance(value, Generator):
                 self.seen.generators[path] = value
-            elif isinstance(value, Tensor):
+            elif self._hold and isinstance(value, Tensor):
                 self.seen.tensors[path] = value
         elif kind is tuple and _is_plain(value):
             self.seen.values[path] = value
@@ -453,14 +474,14 @@ class _Walk:
         kinds = filter(self._has_slots, type(value).__mro__)
         slots = (name for kind in kinds for name in _slots_of(kind) if hasattr(value, name))
         self._table(value, {name: getattr(value, name) for name in slots}, path, depth)
-        self._classes(value, path, depth)
-
-    def _classes(self, value: Any, path: str, depth: int) -> None:
         for kind in filter(_is_own_class, type(value).__mro__):
-            self._class(kind, path, depth, hidden=getattr(value, "__dict__", {}))
+            self._class(kind, path, depth, frozenset(vars(kind).keys() & getattr(value, "__dict__", {}).keys()))
 
-    def _class(self, kind: type, path: str, depth: int, hidden: Collection[str] = ()) -> None:
+    def _class(self, kind: type, path: str, depth: int, hidden: frozenset[str] = frozenset()) -> None:
         """What a person's class holds itself; `hidden` are attributes that an object of it has for itself."""
+        if (kind, hidden) in self._classes_seen:
+            return
+        self._classes_seen.add((kind, hidden))
         self._note_places(kind, {k: v for k, v in vars(kind).items() if isinstance(v, _WORDS)}, path)
         for name, part in list(vars(kind).items()):
             code = part.__func__ if isinstance(part, classmethod | staticmethod) else part
@@ -497,12 +518,9 @@ class _Walk:
 
     def _note_place(self, table: object, key: Any, part: Any, path: str) -> None:
         kind: type = type(part)
-        if _traits_of(kind).is_number:
-            self.seen.places.append((table, key, part, path))
-        elif isinstance(part, Tensor):
-            self.seen.tensor_places.append((table, key, part, path))
-        elif not _traits_of(kind).is_word:
-            self.seen.holders.append((table, key, part, path))
+        traits = _traits_of(kind)
+        if traits.is_number or (self._hold and not traits.is_word):
+            self.seen.places.append(Place(table, key, part, path))
 
     def _mapping(self, value: Any, path: str, depth: int) -> None:
         kind: Any = dict if isinstance(value, dict) else type(value)  # a library may load what its own methods give
@@ -577,10 +595,9 @@ class _Walk:
 class _FullWalk(_Walk):
     """A look that leaves nothing to samples, or says that it is not complete."""
 
-    def __init__(self, skip: Skip) -> None:
-        super().__init__(skip)
+    def __init__(self, skip: Skip, *, hold: bool) -> None:
+        super().__init__(skip, hold=hold)
         self._cost = self._bytes = 0
-        self._kinds: set[type] = set()
 
     def _has_slots(self, kind: type) -> bool:
         return any(map(_slots_of, kind.__mro__))
@@ -625,21 +642,6 @@ class _FullWalk(_Walk):
             for number, part in enumerate(value):
                 self.visit(part, f"{path}[{number}]", depth)
 
-    def _classes(self, value: Any, path: str, depth: int) -> None:
-        kinds = [kind for kind in type(value).__mro__ if kind not in self._kinds]
-        self._kinds.update(kinds)
-        for kind in kinds:
-            inner = f"{path}.{kind.__qualname__}"  # objects may have attributes of the same names
-            if _is_own_class(kind):
-                self._class(kind, inner, depth)
-                continue
-            for name, part in vars(kind).items():
-                if isinstance(part, (*_LISTED, Tensor, np.ndarray)) and not name.startswith("__"):
-                    self.visit(part, f"{inner}.{name}", depth)
-
-    def _note_place(self, table: object, key: Any, part: Any, path: str) -> None:
-        """Nothing is read again."""
-
     def _sum_of(self, value: Any) -> int:
         """The sum of the words of an array; that their order is the same is seen in some places."""
         if value.is_shared() if isinstance(value, Tensor) else getattr(value, "mode", "c") != "c":
@@ -674,7 +676,7 @@ def _traits_of(kind: type) -> _Traits:
     is_engine = str(kind.__module__).startswith(ENGINES) and not issubclass(kind, nn.Module)
     return _Traits(
         is_word=kind in _WORDS or issubclass(kind, _VALUES),
-        is_number=issubclass(kind, Number | np.number | np.bool_),
+        is_number=issubclass(kind, _NUMBERS),
         has_mark=issubclass(kind, (Tensor, np.ndarray, *_MEMORY, *_QUEUES, *get_args(Generator))),
         is_engine=is_engine,
         is_open=not is_engine and not issubclass(kind, _CLOSED) and kind.__module__ != _CORE,
@@ -714,15 +716,6 @@ def _words_in(values: Collection[Any]) -> int | None:
     return hash(tuple(values) if kinds <= _KINDS else tuple(each for each in values if type(each) in _KINDS))
 
 
-def _read(table: Any, key: Any) -> Any:
-    try:
-        if key is None:
-            return table.cell_contents
-        return table[key] if isinstance(table, dict | list) else getattr(table, key)
-    except (KeyError, IndexError, AttributeError, ValueError, TypeError):
-        return _GONE
-
-
 def _mark(value: Any) -> Hashable:
     """A fingerprint of a tensor, an array, a generator, a piece of memory, or how far a file or a queue is filled."""
     if isinstance(value, Tensor):
@@ -737,39 +730,30 @@ def _mark(value: Any) -> Hashable:
     if isinstance(value, SimpleQueue):
         return value.qsize()
     if isinstance(value, np.ndarray):
-        return value.shape, str(value.dtype), _checksum(value)
+        return value.shape, str(value.dtype), _checksum(value, memory_of(np.asarray(value), LARGE))
     return _hash_of(Rng.of(value).get_state())
 
 
 def _tensor_mark(tensor: Tensor) -> _Tensor:
-    if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided or type(tensor).__module__ != "torch":
-        plain = isinstance(tensor, nn.Parameter) and not is_lazy(tensor) and tensor.layout == torch.strided
-        if not plain or tensor.is_meta:
-            return _Tensor((str(tensor.layout), str(tensor.dtype), id(tensor)))
+    if not has_values(tensor) or not (type(tensor).__module__ == "torch" or isinstance(tensor, nn.Parameter)):
+        return _Tensor((str(tensor.layout), str(tensor.dtype), id(tensor)))
     form = (tuple(tensor.shape), str(tensor.dtype))
-    if tensor.is_cpu and not tensor.is_quantized:
-        return _Tensor((*form, _checksum(tensor.detach())))
-    return _Tensor((*form, id(tensor), version_of(tensor)))
+    memory = None if tensor.is_quantized else memory_of(tensor)
+    if memory is None and tensor.numel():
+        return _Tensor((*form, id(tensor), version_of(tensor)))
+    return _Tensor((*form, _checksum(tensor, memory)))
 
 
-def _checksum(values: Any) -> int:
+def _checksum(value: Any, memory: Any) -> int:
     """Of all bytes of a small array; of a large one, those that lie evenly spread, and what else tells of a change."""
-    if isinstance(values, Tensor):
-        flat = values.reshape(-1) if values.is_contiguous() else values
-        step = max(1, flat.nbytes // LARGE)
-        if flat.dim() == 1 and step > 1:
-            flat = flat[::step]
-        flat = flat.contiguous()
-        try:
-            # A copy: PyTorch never resizes memory again that NumPy has seen, and FSDP resizes it in each step.
-            some = flat.view(torch.uint8).clone().numpy().tobytes() if flat.dim() else repr(flat.item())
-            return hash((some, version_of(values) if values.nbytes > LARGE else 0))
-        except (RuntimeError, TypeError):
-            return hash(repr(flat))
-    flat_array = values.reshape(-1)
-    some = flat_array[:: max(1, values.nbytes // LARGE)].tobytes()
-    is_summed = LARGE < values.nbytes <= WHOLE and values.flags.writeable and values.flags.c_contiguous
-    return hash((some, sum_of_words(flat_array.view(np.uint8)) if is_summed else 0))
+    if memory is None or memory.size <= LARGE:
+        return 0 if memory is None else hash(memory.tobytes())
+    if isinstance(value, Tensor):
+        other = version_of(value)
+    else:
+        other = sum_of_words(memory) if memory.size <= WHOLE and value.flags.writeable else None
+    words = memory[: memory.size - memory.size % 8].view(np.uint64)
+    return hash((words[:: memory.size // LARGE].tobytes(), other))
 
 
 def memory_of(value: object, most: int | None = None) -> Any:
@@ -789,6 +773,8 @@ def memory_of(value: object, most: int | None = None) -> Any:
         return None
     steps = zip(value.shape, value.stride(), strict=True)
     extent = (1 + sum((size - 1) * stride for size, stride in steps)) * value.element_size()
+    if value.storage_offset() * value.element_size() + extent > value.untyped_storage().nbytes():
+        return None  # FSDP has freed it
     # By address: no operation of PyTorch, which a mode such as FakeTensorMode would take for one of the model.
     return np.frombuffer(memoryview((ctypes.c_uint8 * extent).from_address(value.data_ptr())), np.uint8)
 
@@ -818,14 +804,11 @@ def _is_own_class(value: object) -> bool:
 
 @functools.lru_cache(4096)
 def _is_own_type(value: type) -> bool:
+    """By its functions; a class without any, such as one that holds settings, by its module."""
     functions = (inner for inner in vars(value).values() if isinstance(inner, types.FunctionType))
-    return any(is_users_file(function.__code__.co_filename) for function in functions) or _plain_class(value)
-
-
-def _plain_class(kind: type) -> bool:
-    """A class without functions of its own, such as one that holds settings: by the module that it is from."""
-    module = sys.modules.get(kind.__module__)
-    return module is not None and _is_own_module(module)
+    module = sys.modules.get(value.__module__)
+    is_own = any(is_users_file(function.__code__.co_filename) for function in functions)
+    return is_own or (module is not None and _is_own_module(module))
 
 
 def _is_own_module(module: types.ModuleType) -> bool:
