@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from operator import is_
 from typing import Any, Protocol, Self, TypeVar, get_args
 
@@ -85,7 +85,9 @@ class Snapshot:
         """
         inner = dict.fromkeys(m for module in modules for m in module.modules())
         owned = owned_tensors(modules, optimizers)
-        return cls([*map(_Pointer, owned), *map(_Module, inner), *map(_OptimizerState, optimizers)])
+        held = [_Held(_pointers, _set_pointers, each) for each in owned]
+        held += [_Held(_attributes, _set_attributes, each) for each in inner]
+        return cls([*held, *map(_OptimizerState, optimizers)])
 
     def values(self, tensors: Iterable[Tensor], *, on_host: bool = False) -> Self:
         """The values of tensors, copied; to the host where the device has no room for copies."""
@@ -95,7 +97,7 @@ class Snapshot:
 
     def items(self, containers: Iterable[Any]) -> Self:
         """What dicts, lists, sets and deques hold, not copied."""
-        self.entries += map(_Items, containers)
+        self.entries += (_Held(held_by, refill, container) for container in containers)
         return self
 
     def gradients(self, parameters: Iterable[Tensor]) -> Self:
@@ -127,39 +129,46 @@ def owned_tensors(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer])
     return list({id(tensor): tensor for tensor in every}.values())
 
 
-class _Pointer:
-    """A tensor that somebody holds: which memory it has, and which gradient."""
+class _Held:
+    """What something holds, by a function that gets it and one that gives it back."""
 
-    def __init__(self, owner: Tensor) -> None:
-        self._owner = owner
+    def __init__(self, get: Callable[[Any], Any], give_back: Callable[[Any, Any], object], what: Any) -> None:
+        self._get, self._give_back, self.what = get, give_back, what
         self.take()
 
     def take(self) -> None:
-        self._data, self._grad = self._owner.data, self._owner.grad if self._owner.is_leaf else None
+        self.held = self._get(self.what)
 
     def restore(self) -> None:
-        self._owner.data = self._data
-        self._owner.grad = self._grad
+        self._give_back(self.what, self.held)
 
 
-class _Module:
-    """What a module holds besides the values of its weights: numbers, words, tensors, which buffers there are."""
+def _pointers(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Which memory a tensor has, and which gradient."""
+    return tensor.data, tensor.grad if tensor.is_leaf else None
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self.take()
 
-    def take(self) -> None:
-        self._values, self._buffers = _plain_values(self._module), dict(buffers_of(self._module))
-        self._names = frozenset(vars(self._module))
+def _set_pointers(tensor: Tensor, held: tuple[Tensor, Tensor | None]) -> None:
+    tensor.data, tensor.grad = held
 
-    def restore(self) -> None:
-        attributes, buffers = vars(self._module), buffers_of(self._module)
-        for added in attributes.keys() - self._names - {HOOKS_INSTALLED}:
-            del attributes[added]
-        attributes.update(self._values)
-        buffers.clear()
-        buffers.update(self._buffers)
+
+def _attributes(module: nn.Module) -> tuple[dict[str, Any], frozenset[str], dict[str, Any]]:
+    """What a module holds besides the values of its weights: numbers, words and tensors, names, buffers."""
+    words_and_tensors = {
+        name: value
+        for name, value in vars(module).items()
+        if name != HOOKS_INSTALLED
+        and (isinstance(value, WORD_TYPES) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter)))
+    }
+    return words_and_tensors, frozenset(vars(module)), dict(buffers_of(module))
+
+
+def _set_attributes(module: nn.Module, held: tuple[dict[str, Any], frozenset[str], dict[str, Any]]) -> None:
+    values, names, buffers = held
+    for added in vars(module).keys() - names - {HOOKS_INSTALLED}:
+        del vars(module)[added]
+    vars(module).update(values)
+    refill(buffers_of(module), buffers)
 
 
 class _OptimizerState:
@@ -268,20 +277,6 @@ class _Values:
         copy_all(targets, sources, COPIED_SINGLY if self._copied > ONE_BY_ONE else len(targets))
 
 
-class _Items:
-    """What a container holds. The container stays the same one, since others may hold it too."""
-
-    def __init__(self, container: Any) -> None:
-        self.container = container
-        self.take()
-
-    def take(self) -> None:
-        self.held = held_by(self.container)
-
-    def restore(self) -> None:
-        refill(self.container, self.held)
-
-
 class Gradients:
     """Which gradient each parameter has."""
 
@@ -315,21 +310,16 @@ class Gradients:
             foreach_add_(noted, added)
 
 
-class _RngState:
+class _RngState(_Held):
     """The state of a generator."""
 
+    what: Rng
+
     def __init__(self, rng: Rng) -> None:
-        self.rng = rng
-        self.take()
-
-    def take(self) -> None:
-        self._state = self.rng.get_state()
-
-    def restore(self) -> None:
-        self.rng.set_state(self._state)
+        super().__init__(lambda rng: rng.get_state(), lambda rng, state: rng.set_state(state), rng)
 
     def is_changed(self) -> bool:
-        return not same_state(self._state, self.rng.get_state())
+        return not same_state(self.held, self.what.get_state())
 
 
 class _Attributes:
@@ -383,7 +373,8 @@ class _Buffers:
 
     def exchanged(self) -> list[dict[str, Any]]:
         """Tables in which other tensors are than before."""
-        return [table for table, before in self.before if _is_other(table, before)]
+        pairs = self.before
+        return [now for now, then in pairs if now.keys() != then.keys() or any(now[n] is not then[n] for n in then)]
 
     def written(self) -> list[Tensor]:
         """Tensors that were written, or may have been; and those beside them in their tables."""
@@ -392,6 +383,47 @@ class _Buffers:
             if not written.isdisjoint(map(id, before.values())):  # a module that writes to one may write to all
                 written.update(map(id, before.values()))
         return [tensor for tensor, _, _ in self.held if id(tensor) in written]
+
+
+@dataclass
+class _Changing:
+    """What passes were seen to change."""
+
+    weights: list[nn.Parameter]
+    rngs: list[Rng] = field(default_factory=list)
+    written: list[Tensor] = field(default_factory=list)  # buffers
+    exchanged: list[dict[str, Any]] = field(default_factory=list)  # tables of buffers, in which other tensors were put
+    attributes: list[dict[str, Any]] = field(default_factory=list)  # of modules, and settings of optimizers
+    batch: bool = False
+
+    def things(self) -> list[object]:
+        return [*self.rngs, *self.written, *self.exchanged, *self.attributes, *self.weights]
+
+    def snapshot(self, device: torch.device) -> Snapshot:
+        """A snapshot of all of it but weights and the batch."""
+        made = Snapshot(_Attributes(table, device) for table in self.attributes).rngs(self.rngs)
+        made.entries += [_Buffers(self.exchanged, device)] if self.exchanged else []
+        return made.values(self.written)
+
+
+class _PassRngs:
+    """Generators that a pass may draw from, by names for a person: global ones, those given, those of modules."""
+
+    def __init__(self, device: torch.device, generators: Mapping[str, Generator]) -> None:
+        every = rngs_of(device)
+        given = {Rng.of(generator): name for name, generator in generators.items()}
+        self.names = {rng: f"the rng of {name}" for name, rng in every.items()} | given
+        covered, self.quick = quick_rng(device)
+        self.covered = every[covered]  # by `quick`
+        self._of_modules: dict[int, Generator] = {}
+
+    def find_in(self, modules: Iterable[nn.Module]) -> None:
+        """Find generators that modules have for themselves."""
+        for inner in modules:
+            for name, value in vars(inner).items():
+                if name not in _OF_MODULES and _GENERATORS[type(value)] and id(value) not in self._of_modules:
+                    self._of_modules[id(value)] = value
+                    self.names[Rng.of(value)] = f"{type(inner).__name__}.{name}"
 
 
 _BATCH = object()  # stands for whichever batch a pass has
@@ -414,24 +446,13 @@ class PassSnapshot:
         weights: Iterable[nn.Parameter] = (),
     ) -> None:
         """`generators` are those that somebody else than a module holds, by name; `weights`, what passes write to."""
-        self._modules = modules
-        self._device = device
+        self._modules, self._device = modules, device
         self.groups: Callable[[], Iterable[dict[str, Any]]] = list  # settings of optimizers, which a pass may change
-        every = rngs_of(device)
-        own = {name: Rng.of(generator) for name, generator in (generators or {}).items()}
-        self._rngs = {rng: f"the rng of {name}" for name, rng in every.items()} | {rng: n for n, rng in own.items()}
-        self._generators: dict[int, Generator] = {}  # of modules, which were found
-        covered, self._quick = quick_rng(device)
-        self._covered = every[covered]  # noted before every pass, in a quick way
+        self._rngs = _PassRngs(device, generators or {})
+        self._quick = self._rngs.quick  # noted before every pass
         self._rng_state: Any = None  # that of the device before the pass
         self._outer: tuple[Any, Any] | None = None  # a batch that can be taken from, and what it held
-        # What passes were seen to change.
-        self._drawn_from: list[Rng] = []
-        self._written: list[Tensor] = []  # buffers
-        self._exchanged: list[dict[str, Any]] = []  # tables of buffers, in which other tensors were put
-        self._attributed: list[dict[str, Any]] = []  # attributes of modules, settings of optimizers
-        self._weights: list[nn.Parameter] = list(weights)
-        self._writes_batch = False
+        self._changing = _Changing(weights=list(weights))
         self._versions: list[tuple[nn.Parameter, int | None]] = []  # of all weights, before a pass that is looked at
         self._passes = 0
         self._unwatched = 0  # passes to come before which only the rng state of the device is noted
@@ -443,7 +464,7 @@ class PassSnapshot:
     @property
     def weights(self) -> Sequence[nn.Parameter]:
         """Parameters that passes were seen to write to."""
-        return self._weights
+        return self._changing.weights
 
     def look_again(self) -> None:
         """Look closely at the next passes: they may change what earlier ones did not."""
@@ -474,10 +495,10 @@ class PassSnapshot:
         else:
             self._now = self._usual
             self._usual.take()
-        if batch is not None and (self.is_looking or self._writes_batch):
+        if batch is not None and (self.is_looking or self._changing.batch):
             self._now = Snapshot([*self._now.entries, _Contents([batch], _can_be_copied, self._device)])
-        if self._weights:
-            self._now = Snapshot(self._now.entries).values(self._weights)
+        if self._changing.weights:
+            self._now = Snapshot(self._now.entries).values(self._changing.weights)
 
     def learn(self) -> None:
         """After a pass that was looked at and went well: see what it changed, and note only that from now on."""
@@ -486,20 +507,9 @@ class PassSnapshot:
         self._see_rngs(touched)
         self._see_attributes(touched)
         self._see_buffers(touched)
-        wrote = [p for p, version in self._versions if version_of(p) != version]
-        touched += [(p, "weights") for p in wrote]
-        self._weights = list({id(p): p for p in (*self._weights, *wrote)}.values())
-        self._versions = []
-        for entry in self._entries(_Contents):  # of the batch
-            if entry.changed(deep=True):
-                touched += [] if self._writes_batch else [(_BATCH, "its batch")]
-                self._writes_batch = True
-        self._now = Snapshot()
-        self._usual = Snapshot(_Attributes(table, self._device) for table in self._attributed).rngs(self._drawn_from)
-        if self._exchanged:
-            self._usual.entries.append(_Buffers(self._exchanged, self._device))
-        self._usual.values(self._written)
-        if self._passes >= FIRST_LOOKS and not (self._usual.entries or self._writes_batch or self._weights):
+        self._see_weights_and_batch(touched)
+        self._now, self._usual = Snapshot(), self._changing.snapshot(self._device)
+        if self.has_seen_passes and not (self._usual.entries or self._changing.batch or self._changing.weights):
             self._unwatched = -self._passes % LOOK_EVERY
             self._passes += self._unwatched  # as if they had been noted
         self._tell_of_unnoted(touched)
@@ -511,7 +521,7 @@ class PassSnapshot:
         if self._outer is not None:
             refill(*self._outer)
         if self._noted is None:
-            self._noted = {id(self._covered), *map(id, self._things())}
+            self._noted = {id(self._rngs.covered), *map(id, self._things())}
         if self.is_looking:
             self._passes -= 1  # what it would have shown is still to be seen
         else:
@@ -522,48 +532,57 @@ class PassSnapshot:
     def _everything(self) -> Snapshot:
         """All that a pass may change, but for weights, of which there may be too many."""
         modules = self._inner()
-        for generator, name in _own_generators(modules):
-            if id(generator) not in self._generators:
-                self._generators[id(generator)] = generator
-                self._rngs[Rng.of(generator)] = name
-        self._versions = [(p, version_of(p)) for p in _parameters(modules)]
+        self._rngs.find_in(modules)
+        parameters = (p for inner in modules for p in parameters_of(inner).values() if p is not None and not is_lazy(p))
+        self._versions = [(p, version_of(p)) for p in parameters]
         tables = [table for table in map(buffers_of, modules) if table]
         attributes = [_Attributes(vars(inner), self._device, type(inner).__name__) for inner in modules]
         attributes += [_Attributes(group, self._device, "optimizer.param_groups") for group in self.groups()]
-        return Snapshot([*attributes, _Buffers(tables, self._device)]).rngs(self._rngs)
+        return Snapshot([*attributes, _Buffers(tables, self._device)]).rngs(self._rngs.names)
 
     def _see_rngs(self, touched: list[tuple[object, str]]) -> None:
-        used = [entry.rng for entry in self._entries(_RngState) if entry.is_changed()]
-        touched += [(rng, self._rngs[rng]) for rng in used]
-        known = (*used, *self._drawn_from)
-        self._drawn_from = [rng for rng in self._rngs if rng in known and rng is not self._covered]
+        names, changing = self._rngs.names, self._changing
+        used = [entry.what for entry in self._entries(_RngState) if entry.is_changed()]
+        touched += [(rng, names[rng]) for rng in used]
+        known = (*used, *changing.rngs)
+        changing.rngs = [rng for rng in names if rng in known and rng is not self._rngs.covered]
 
     def _see_attributes(self, touched: list[tuple[object, str]]) -> None:
         moved = [(each, each.changed()) for each in self._entries(_Attributes)]
         touched += [(each.table, f"{each.name}.{name}") for each, changed in moved for name in changed]
-        known = {id(table) for table in self._attributed}
-        self._attributed = [each.table for each, changed in moved if changed or id(each.table) in known]
+        known = {id(table) for table in self._changing.attributes}
+        self._changing.attributes = [each.table for each, changed in moved if changed or id(each.table) in known]
 
     def _see_buffers(self, touched: list[tuple[object, str]]) -> None:
-        (buffers,) = self._entries(_Buffers)
-        known = {id(table) for table in (*self._exchanged, *buffers.exchanged())}
-        self._exchanged = [table for table in buffers.tables if id(table) in known]
+        (buffers,), changing = self._entries(_Buffers), self._changing
+        known = {id(table) for table in (*changing.exchanged, *buffers.exchanged())}
+        changing.exchanged = [table for table in buffers.tables if id(table) in known]
         held = {id(value) for table, before in buffers.before if id(table) in known for value in before.values()}
-        every = {id(tensor): tensor for tensor in (*self._written, *buffers.written())}
-        self._written = [tensor for tensor in every.values() if id(tensor) not in held]
+        every = {id(tensor): tensor for tensor in (*changing.written, *buffers.written())}
+        changing.written = [tensor for tensor in every.values() if id(tensor) not in held]
         if self._noted is not None:  # a pass that is repeated may wait for the device
             names = {id(b): f"{type(m).__name__}.{n}" for m in self._inner() for n, b in buffers_of(m).items()}
             touched += [(t, names[id(t)]) for t, copy, _ in buffers.held if id(t) in names and not torch.equal(t, copy)]
-        touched += [(table, "a buffer") for table in self._exchanged]
+        touched += [(table, "a buffer") for table in changing.exchanged]
+
+    def _see_weights_and_batch(self, touched: list[tuple[object, str]]) -> None:
+        changing = self._changing
+        wrote = [p for p, version in self._versions if version_of(p) != version]
+        touched += [(p, "weights") for p in wrote]
+        changing.weights = list({id(p): p for p in (*changing.weights, *wrote)}.values())
+        self._versions = []
+        if any(entry.changed(deep=True) for entry in self._entries(_Contents)):
+            touched += [] if changing.batch else [(_BATCH, "its batch")]
+            changing.batch = True
 
     def _entries(self, kind: type[E]) -> list[E]:
         return [entry for entry in self._now.entries if isinstance(entry, kind)]
 
     def _things(self) -> Iterator[object]:
         """What was noted before this pass."""
-        yield from (*self._drawn_from, *self._written, *self._exchanged, *self._attributed, *self._weights)
+        yield from self._changing.things()
         if self.is_looking:  # all but weights
-            yield from (*self._rngs, _BATCH, *(entry.table for entry in self._entries(_Attributes)))
+            yield from (*self._rngs.names, _BATCH, *(entry.table for entry in self._entries(_Attributes)))
             for entry in self._entries(_Buffers):
                 yield from (*entry.tables, *(tensor for tensor, _, _ in entry.held))
 
@@ -588,28 +607,6 @@ class PassSnapshot:
 # What every module or group has, which is looked after elsewhere, and what stays with the hooks that it tells of.
 _OF_MODULES = OF_MODULES | {"params", HOOKS_INSTALLED}
 _GENERATORS = Kinds(lambda kind: issubclass(kind, get_args(Generator)))
-
-
-def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    return (p for inner in modules for p in parameters_of(inner).values() if p is not None and not is_lazy(p))
-
-
-def _own_generators(modules: Iterable[nn.Module]) -> Iterator[tuple[Generator, str]]:
-    """Generators that modules have for themselves."""
-    for inner in modules:
-        for name, value in vars(inner).items():
-            if name not in _OF_MODULES and _GENERATORS[type(value)]:
-                yield value, f"{type(inner).__name__}.{name}"
-
-
-def _plain_values(module: nn.Module) -> dict[str, Any]:
-    """Plain numbers, words and tensors that a module holds as attributes and may change while it runs."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name != HOOKS_INSTALLED
-        and (isinstance(value, WORD_TYPES) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter)))
-    }
 
 
 def _own_values(table: dict[str, Any]) -> dict[str, Any]:
@@ -643,11 +640,6 @@ def _version(value: Any) -> int | None:
 
 def _is_written(value: Any, was: Any, version: int | None) -> bool:
     return version_of(value) != version if isinstance(value, Tensor) else value.tobytes() != was.tobytes()
-
-
-def _is_other(table: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether other tensors are in a table than before, whatever their values."""
-    return table.keys() != before.keys() or any(table[name] is not tensor for name, tensor in before.items())
 
 
 def _may_be_written(tensor: Tensor, copy: Tensor, version: int | None) -> bool:
@@ -711,4 +703,4 @@ def _are_one_by_one(some: Iterable[Any], others: Iterable[Any]) -> bool:
 
 def _same_value(a: Any, b: Any) -> bool:
     """Whether two values are one, or plain and equal; never a question to a tensor."""
-    return a is b or (type(a) is type(b) and type(a) in (int, float, str, bool) and a == b)
+    return a is b or (type(a) is type(b) and type(a) in WORD_KINDS and bool(a == b))
