@@ -208,7 +208,7 @@ def test_all_ranks_of_a_team_write_or_none(tmp_path: Path) -> None:
         with Writer(Store(folders[rank]), team(rank, 2, partial(gather, rank))) as writer:
             taken = writer.submit(1, {"step": torch.tensor(4)}, wait=True)
             writer.wait()
-            results[rank] = (taken, [problem.what for problem in writer.problems])
+            results[rank] = (taken, list(writer.problems))
 
     def both() -> dict[int, Any]:
         results: dict[int, Any] = {}

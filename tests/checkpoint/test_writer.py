@@ -51,7 +51,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 def submitted(writer: Writer, step: int, tree: Any) -> bool:
     """Whether it was taken; what came of it is known by now."""
-    return writer.submit(step, tree) and writer.wait()
+    taken = writer.submit(step, tree)
+    writer.wait()
+    return taken
 
 
 def test_the_values_of_the_moment_are_saved(tmp_path: Path, gate: Gate) -> None:
@@ -80,17 +82,16 @@ def _saved(path: Path, tree: Any) -> Path:
     return path
 
 
-def test_a_save_that_comes_too_early_is_skipped_and_counted(tmp_path: Path, gate: Gate) -> None:
+def test_a_save_that_comes_too_early_is_skipped(tmp_path: Path, gate: Gate) -> None:
     writer = Writer(Store(tmp_path))
     assert writer.submit(1, {"a": 1})
     assert gate.reached.wait(20)
     assert writer.busy
     assert not writer.submit(2, {"a": 2})
     assert not writer.submit(3, {"a": 3})
-    assert not writer.wait(timeout=0.01)
     gate.open()
-    assert writer.wait()
-    assert (writer.skipped, writer.problems) == (2, [])
+    writer.wait()
+    assert writer.problems == []
     assert writer.store.load_latest().step == 1
 
 
@@ -100,7 +101,7 @@ def test_a_save_that_waits_is_not_skipped(tmp_path: Path, gate: Gate) -> None:
     threading.Timer(0.3, gate.open).start()
     assert writer.submit(2, {"a": 2}, wait=True)
     writer.close()
-    assert (writer.skipped, writer.store.load_latest().step) == (0, 2)
+    assert writer.store.load_latest().step == 2
 
 
 def test_what_cannot_be_submitted_is_an_error_at_once(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_full_disk_is_a_warning_and_the_next_save_tries_again(
         assert len(caught) == 1, "said once, not with every save"
         words = str(caught[0].message)
         assert all(part in words for part in ("No space left on device", "step 2", "the one of step 1 is kept", "fix:"))
-        assert [problem.step for problem in writer.problems] == [2, 3]
+        assert ["step 2" in writer.problems[0], "step 3" in writer.problems[1]] == [True, True]
         assert [each.name for each in tmp_path.iterdir()] == ["step-000000001"]
         writer.submit(4, tree)
         writer.wait()

@@ -654,7 +654,7 @@ def test_another_run_in_the_same_folder_is_noticed_and_its_death_too(tmp_path: P
     report = loop.fit(data * 100, save=folder, resume=True, progress=False)
     assert report.resumed == 1
     assert report.saved > saved.step
-    assert not any(name.startswith(".") for name in names(folder)), "nothing is left of the lock"
+    assert [name for name in names(folder) if name.startswith(".")] == [".lock"]
 
 
 def test_a_run_inside_a_run_cannot_save_into_its_folder(tmp_path: Path) -> None:

@@ -93,63 +93,41 @@ class FolderLock:
     """The lock of a folder that one run saves into, held until `release` or the death of the process.
 
     It is a record lock: a DataLoader's workers do not inherit it, so none of them can outlive a killed run with it.
-    Where the system or the file system has no such locks, nobody holds one and everybody goes on.
+    Where the system or the file system has no such locks, nobody holds one and everybody goes on. The file stays.
     """
 
-    _held: ClassVar["WeakValueDictionary[tuple[int, int, int], FolderLock]"] = WeakValueDictionary()
+    _held: ClassVar["WeakValueDictionary[tuple[int, Path], FolderLock]"] = WeakValueDictionary()
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK
         self._file: IO[bytes] | None = None
-        if sys.platform != "win32":
-            self._take()
+        if sys.platform == "win32":
+            return
+        key = os.getpid(), folder.resolve()
+        if key in self._held:
+            raise InUse("this very process")  # whose second lock would be granted
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            file = os.fdopen(os.open(folder / LOCK, flags, 0o666), "r+b", buffering=0)
+        except OSError:
+            return
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            with file:
+                if error.errno in _TAKEN:
+                    raise InUse(_holder(file)) from None
+            return
+        self._key, self._file = key, file
+        self._held[key] = self
+        with suppress(OSError):  # a full disk: then nobody knows which process it is
+            file.truncate(0)
+            file.write(f"{os.getpid()} {socket.gethostname()}".encode())
 
     def release(self) -> None:
-        if self._file is None:
-            return
-        if self._held.pop(_key(os.fstat(self._file.fileno())), None) is self:  # not so in a process that was forked off
-            with suppress(OSError):
-                self._path.unlink()  # while it is locked: who opens it next makes a new one
-        self._file.close()
-        self._file = None
-
-    def _take(self) -> None:
-        for _ in range(100):  # the run before may end, and remove its file, between the steps here
-            with suppress(OSError):
-                if self._held.get(_key(self._path.stat())) is not None:
-                    raise InUse("this very process")  # whose second lock would be granted
-            try:
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-                file = os.fdopen(os.open(self._path, flags, 0o666), "r+b", buffering=0)
-            except OSError:
-                return
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                with file:
-                    if error.errno in _TAKEN:
-                        raise InUse(_holder(file)) from None
-                return
-            if self._is_there(file):
-                self._file = file
-                self._held[_key(os.fstat(file.fileno()))] = self
-                with suppress(OSError):  # a full disk: then nobody knows which process it is
-                    file.truncate(0)
-                    file.write(f"{os.getpid()} {socket.gethostname()}".encode())
-                return
-            file.close()
-
-    def _is_there(self, file: IO[bytes]) -> bool:
-        """Whether this is the file of that name still."""
-        try:
-            return os.path.samestat(self._path.lstat(), os.fstat(file.fileno()))
-        except OSError:
-            return False
-
-
-def _key(about: os.stat_result) -> tuple[int, int, int]:
-    """A file in this process: another one may have been forked off with the lock's record, but without the lock."""
-    return os.getpid(), about.st_dev, about.st_ino
+        if self._file is not None:
+            del self._held[self._key]
+            self._file.close()
+            self._file = None
 
 
 def _holder(file: IO[bytes]) -> str:

@@ -138,8 +138,8 @@ class Store:
         if team is not None:  # all ranks look at what the first has found, in one order
             named = team.gather([(each.path.name, each.step) for each in found])[0]
             found = [_look(self.folder / name, step) for name, step in named]
-        damaged = [(each, each.problem) for each in found if each.sums is None]
-        for each in found if team is not None else [each for each in found if each.sums is not None]:
+        refused: dict[Path, str] = {}  # newer ones, and what is wrong with them
+        for each in found:
             loaded, problem = None, each.problem or None
             try:
                 if each.sums is not None:
@@ -148,16 +148,15 @@ class Store:
                 problem = error.what
             if team is not None:
                 problem = team.first_problem(problem)
-            if problem is not None or loaded is None:
-                damaged += [(each, problem or "")] if each.sums is not None else []
-                continue
-            for bad, what in damaged:
-                if bad.sums is not None or bad.step > loaded.step:
+            if problem is None and loaded is not None:
+                refused |= {bad.path: bad.problem for bad in found if bad.sums is None and bad.step > each.step}
+                for what in refused.values():
                     warnings.warn(CheckpointWarning(f"{what}; {loaded.path.name} is used instead"), stacklevel=2)
-            return loaded
+                return loaded
+            refused[each.path] = problem or ""
         if found:
             raise DamagedCheckpoint(
-                f"no checkpoint can be used: {shorten([what for _, what in damaged], limit=4)}",
+                f"no checkpoint can be used: {shorten([*refused.values()], limit=4)}",
                 fix=f"restore an intact copy to {_shown(self.folder)}, or start over in another folder",
             )
         return None

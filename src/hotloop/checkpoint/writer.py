@@ -4,7 +4,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -19,14 +18,6 @@ from hotloop.errors import BadArgument, HotloopError, OutputError
 from hotloop.printing.text import printable
 
 _SHARED = "give a folder that all ranks can write to, on a disk that their hosts share"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A checkpoint that could not be saved."""
-
-    step: int
-    what: str
 
 
 class Writer:
@@ -45,8 +36,7 @@ class Writer:
 
     def __init__(self, store: Store, team: Team | None = None) -> None:
         self.store, self.team = store, team
-        self.skipped = 0  # submitted while another was being written
-        self.problems: list[Problem] = []
+        self.problems: list[str] = []  # why checkpoints were not saved
         self.written: int | None = None  # the step of the last checkpoint that was saved
         self._snapshots = Snapshots()
         self._thread: threading.Thread | None = None
@@ -67,29 +57,24 @@ class Writer:
         if self.team is not None:
             return self._submit_together(self.team, step, tree, score, wait=wait)
         if self.busy and not wait:
-            self.skipped += 1
             return False
         self.wait()
         tensors, state = pack(tree)
         try:
             sources = self._snapshots.take(tensors)
         except (RuntimeError, MemoryError) as error:
-            self._fail(step, "no memory for a copy", error)
+            self._fail(error, "no memory for a copy")
             return False
         self._start(step, partial(self.store.write, step, sources, state, score=score))
         return True
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being written; False where that took longer than `timeout` seconds."""
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        # Not `join` at once: before 3.13 one that Ctrl-C interrupts takes the thread for dead, and a program that ends
-        # would no longer wait for it.
-        if not self._done.wait(timeout):
-            return False
-        thread.join(timeout)
-        return not thread.is_alive()
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if (thread := self._thread) is not None and thread is not threading.current_thread():
+            # Not `join` at once: before 3.13 one that Ctrl-C interrupts takes the thread for dead, and a program that
+            # ends would no longer wait for it.
+            self._done.wait()
+            thread.join()
 
     def close(self, *, failed: bool = False) -> None:
         """Wait for the last checkpoint, and free the memory that was kept for the next.
@@ -118,9 +103,7 @@ class Writer:
         with ExitStack() as stack:
             making: Path | None = None
             problem: Exception | None = None
-            if team.is_first and self.busy and not wait:
-                self.skipped += 1
-            elif team.is_first:
+            if team.is_first and (wait or not self.busy):
                 self.wait()
                 try:
                     making = stack.enter_context(self.store.begin(step))
@@ -129,7 +112,7 @@ class Writer:
             name = team.gather(None if making is None else making.name)[0]
             if name is None:
                 if problem is not None:
-                    self._fail(step, "", problem)
+                    self._fail(problem)
                 return False
             folder = self.store.folder / name
             try:
@@ -145,7 +128,7 @@ class Writer:
             if isinstance(problem, BadArgument):
                 raise problem
             if what is not None:
-                self._fail(step, "", OutputError(f"cannot save the checkpoint of step {step}: {what}"))
+                self._fail(OutputError(f"cannot save the checkpoint of step {step}: {what}"))
                 return False
             write = partial(write_shard, folder, team, shards, packed.starts)
             if team.is_first:
@@ -187,20 +170,20 @@ class Writer:
         try:
             write()
         except Exception as error:  # noqa: BLE001  # whatever it is, it is not the training's fault
-            self._fail(step, f"cannot save the checkpoint of step {step}", error)
+            self._fail(error, f"cannot save the checkpoint of step {step}")
         else:
             self.written = step
             self._warned = False
         finally:
             self._done.set()
 
-    def _fail(self, step: int, doing: str, error: Exception) -> None:
+    def _fail(self, error: Exception, doing: str = "") -> None:
         """Keep what went wrong, and say it once until a save succeeds again."""
         if isinstance(error, HotloopError):
             what, fix = error.what, error.fix
         else:
             what, fix = f"{doing}: {type(error).__name__}: {printable(str(error)[:300])}", None
-        self.problems.append(Problem(step, what))
+        self.problems.append(what)
         if self._warned or (self.team is not None and not self.team.is_first):
             return
         self._warned = True
