@@ -166,6 +166,11 @@ class Store:
         best = _best(self._found())
         return best.path if best else None
 
+    def load_best(self, team: Team | None = None) -> Checkpoint | None:
+        """That checkpoint, read."""
+        path = self.best()
+        return None if path is None else read_checkpoint(path, read_sums(path), team)
+
     def _put(self, made: Path, final: Path) -> None:
         """Give a finished checkpoint its name. One that has the name already can be found until that is done."""
         if not os.path.lexists(final):

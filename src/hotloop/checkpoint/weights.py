@@ -25,12 +25,7 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 INNER = ("model", "state_dict")  # under which training scripts keep the weights
 _SAVE = "save the weights alone: torch.save(model.state_dict(), path), or safetensors.torch.save_file"
 _BEGINNINGS = {  # what people give by mistake
-    b"\xff\xd8\xff": "a JPEG image",
-    b"\x89PNG": "a PNG image",
-    b"GIF8": "a GIF image",
-    b"%PDF": "a PDF document",
     b"\x89HDF": "an HDF5 file, perhaps of Keras",
-    b"\x1f\x8b": "compressed with gzip",
     b"version https://git-lfs": "a pointer of Git LFS in place of the file (`git lfs pull` fetches it)",
     b"<": "a web page in place of the file",
     b"{": "JSON",
@@ -74,11 +69,8 @@ def export_weights(checkpoint: str | Path, file: str | Path, *, best: bool = Fal
     folder, file = Path(checkpoint), Path(file)
     if (folder / SUMS).is_file():
         found: Checkpoint | None = load(folder)
-    elif best:
-        chosen = Store(folder).best()
-        found = None if chosen is None else load(chosen)
     else:
-        found = Store(folder).load_latest()
+        found = Store(folder).load_best() if best else Store(folder).load_latest()
     if found is None:
         what = f"holds no checkpoint{' with a score' if best else ''}" if folder.exists() else "is not there"
         fix = "take the latest, or save with validate=" if best else "name the folder of a run that was saved"

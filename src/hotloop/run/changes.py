@@ -252,12 +252,9 @@ class AttributeChanges(HasState):
             if not is_plain or not may_become(owner, name, saved):
                 missing.append(".".join(filter(None, ("model" if root == 0 else str(root), path, name))))
                 continue
-            if isinstance(saved, Tensor):
-                value: Any = saved.to(getattr(now, "device", self._device))
-            else:
-                kinds = state["devices"].get(key, ())
-                value = moved(saved, (self._device if kind == state["device"] else host for kind in kinds))
-            restoring.put(vars(owner), name, value)
+            kinds = state["devices"].get(key, ())
+            devices = (self._device if kind == state["device"] else host for kind in kinds)
+            restoring.put(vars(owner), name, moved(saved, devices))
         return missing
 
     def _now(self) -> dict[Key, ValueSnapshot]:

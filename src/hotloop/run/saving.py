@@ -10,7 +10,7 @@ from typing import Any, Self
 from hotloop.checkpoint.codec import pack, pack_sharded
 from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.folders import FolderLock, InUse
-from hotloop.checkpoint.reader import Checkpoint, read_checkpoint, read_sums
+from hotloop.checkpoint.reader import Checkpoint
 from hotloop.checkpoint.shards import Team
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.writer import Writer
@@ -69,8 +69,8 @@ class Saver:
 
     def read_best(self) -> dict[str, Any] | None:
         """What the best checkpoint holds; None where there is none."""
-        path = self.writer.store.best()
-        return None if path is None else read_checkpoint(path, read_sums(path), self.writer.team).tree
+        found = self.writer.store.load_best(self.writer.team)
+        return None if found is None else found.tree
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is due; not before the last one is written."""
@@ -107,10 +107,6 @@ class Saver:
     def check(self, tree: dict[str, Any]) -> None:
         """Raise for what a checkpoint cannot hold, before time is spent on training."""
         pack(tree) if self.writer.team is None else pack_sharded(tree)
-
-    def settle(self) -> None:
-        """Wait until the checkpoint in progress is written."""
-        self.writer.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -523,22 +523,6 @@ def checked_stateful(stateful: object) -> dict[str, Any]:
     return dict(stateful)
 
 
-def handed_to(core: Core, transform: object, makers: Mapping[str, object]) -> dict[str, object]:
-    """What else a run was given that may hold state, by name: loss, optimizers, transform, `makers`."""
-    things: dict[str, object] = {}
-    if core.criterion is not None:
-        things["loss"] = core.criterion
-    else:
-        several = len(core.subject.objectives) > 1
-        things |= {
-            f"objective {each.name}" if several else "objective": each.objective for each in core.subject.objectives
-        }
-    several = len(core.subject.optimizers) > 1
-    things |= {f"optimizer {n}" if several else "optimizer": o for n, o in enumerate(core.subject.optimizers, 1)}
-    things |= {"device_transform": transform, **makers}
-    return {name: thing for name, thing in things.items() if thing is not None}
-
-
 def modules_of(core: Core) -> list[nn.Module]:
     """The model, and other modules with weights: a criterion, objectives that are modules."""
     objectives = [each.objective for each in core.subject.objectives]

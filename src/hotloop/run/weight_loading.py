@@ -103,8 +103,8 @@ def _of_run(folder: Path, which: str) -> Mapping[str, Any]:
         tree = load(folder).tree
     else:
         store = Store(folder)
-        best = store.best() if which == "best" else None
-        found = store.load_latest() if best is None else load(best)
+        best = store.load_best() if which == "best" else None
+        found = best or store.load_latest()
         if found is None:
             raise BadArgument(
                 f"{printable(str(folder))} holds no checkpoint",

@@ -4,7 +4,7 @@ import hashlib
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -151,12 +151,13 @@ def devices_of(value: object) -> list[str]:
     return [] if found is None else [leaf.device.type for leaf in found.leaves if isinstance(leaf, Tensor)]
 
 
-def moved(value: Any, devices: Iterator[torch.device]) -> Any:
+def moved(value: Any, devices: Iterable[torch.device]) -> Any:
     """A plain value from a checkpoint with each of its tensors on a device, in their order."""
     found = plain(value, room=1 << 62)
     if found is None:
         return value
-    leaves = [leaf.to(next(devices)) if isinstance(leaf, Tensor) else leaf for leaf in found.leaves]
+    on = iter(devices)
+    leaves = [leaf.to(next(on, leaf.device)) if isinstance(leaf, Tensor) else leaf for leaf in found.leaves]
     return _whole(found.form, leaves)
 
 

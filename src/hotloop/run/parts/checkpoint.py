@@ -65,7 +65,7 @@ class Checkpoints(Part):
         run, saver = self.run, self._saver
         if run.stop.twice and saver.writer.busy:
             run.say(f"still writing a checkpoint to {printable(str(saver.folder))}")
-        saver.settle()
+        saver.writer.wait()
         is_missing = run.stop.asked and run.is_between and saver.last != run.loop.steps
         is_missing = run.core.ranks.from_first(is_missing)  # which alone knows whether the last one was written
         if run.is_cut_short and self._before is not None:

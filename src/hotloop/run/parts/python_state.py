@@ -13,9 +13,10 @@ from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.printing.text import shorten
 from hotloop.run.changes import Changes, RunObjects, Unsaved
 from hotloop.run.checks import is_state_of_generator, require
+from hotloop.run.core import Core
 from hotloop.run.kernel import TrainingRun
 from hotloop.run.part import FitArguments, Part
-from hotloop.run.state import handed_to, is_shaped, modules_of
+from hotloop.run.state import is_shaped, modules_of
 from hotloop.values.rng import Rng
 from hotloop.values.saved import Saved, load_objects
 
@@ -36,9 +37,10 @@ class PythonState(Part):
         self.lost = []
         core = run.core
         makers = {**makers_of(asked.loader), **makers_of(asked.validate, "validation ")}
-        others = {**handed_to(core, asked.transform, makers), **asked.hooks.handed()}
+        others = {**_handed_to(core), "device_transform": asked.transform, **makers, **asked.hooks.handed()}
         known = [run.loop, core, run, self, asked.loader, asked.validate]
-        self._objects = RunObjects(modules_of(core), core.schedule.schedulers, others, core.stateful, known)
+        handed = {name: thing for name, thing in others.items() if thing is not None}
+        self._objects = RunObjects(modules_of(core), core.schedule.schedulers, handed, core.stateful, known)
         resumes = asked.saver is not None and asked.saver.found is not None
         if not resumes or core.changes is None:
             core.changes = Changes(self._objects, core.subject.device)
@@ -119,6 +121,14 @@ class PythonState(Part):
                 CheckpointWarning,
                 stacklevel=6,
             )
+
+
+def _handed_to(core: Core) -> dict[str, object]:
+    """What a loop was given that may hold state, by name: loss or objectives, optimizers."""
+    objectives, optimizers = core.subject.objectives, core.subject.optimizers
+    losses = {f"objective {each.name}" if len(objectives) > 1 else "objective": each.objective for each in objectives}
+    named = {f"optimizer {n}" if len(optimizers) > 1 else "optimizer": each for n, each in enumerate(optimizers, 1)}
+    return {**(losses if core.criterion is None else {"loss": core.criterion}), **named}
 
 
 def samplers_in(loader: object) -> list[object]:
