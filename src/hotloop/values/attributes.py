@@ -17,7 +17,7 @@ from hotloop._torch import version_of
 from hotloop.checkpoint.codec import JsonToTree, TreeToJson
 from hotloop.errors import BadArgument
 from hotloop.values.kinds import NUMBERS, ROOM, SEQUENCES, SETS, is_plain_tensor
-from hotloop.values.tree import MOST_ENTRIES
+from hotloop.values.tree import MOST_ENTRIES, held_by, refill
 
 HOOKS_INSTALLED = "_output_capturing_hooks_installed"  # of transformers, on a model whose layers it has hooked
 LOST: Any = object()
@@ -218,23 +218,17 @@ class Restoring:
 
 def _in_place(now: Any, value: Any) -> bool:
     """Fill a container with the entries of another; whether that was possible."""
-    if any(isinstance(now, kind) and isinstance(value, kind) for kind in (list, bytearray)):
-        now[:] = value
-    elif isinstance(now, deque) and isinstance(value, deque | list):
-        now.clear()
-        now.extend(value)
-    elif (isinstance(now, set) and isinstance(value, set)) or (
-        isinstance(now, MutableMapping) and isinstance(value, dict)
-    ):
-        now.clear()
-        now.update(value)
-    elif isinstance(now, np.ndarray) and isinstance(value, np.ndarray):
+    if isinstance(now, np.ndarray) and isinstance(value, np.ndarray):
         if now.shape != value.shape or now.dtype != value.dtype or not now.flags.writeable:
             return False
         now[...] = value
-    else:
-        return False
-    return True
+        return True
+    kinds = {list: list, bytearray: bytearray, deque: deque | list, set: set, MutableMapping: dict}
+    is_alike = any(isinstance(now, kind) and isinstance(value, others) for kind, others in kinds.items())
+    if is_alike:
+        now.clear()
+        refill(now, held_by(value))
+    return is_alike
 
 
 def _same(value: Any) -> Any:

@@ -6,7 +6,7 @@ OOM retry, trials, captures, evaluation and guarded optimizer steps use it; they
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from operator import is_
 from typing import Any, Protocol, Self, TypeVar, get_args
@@ -42,7 +42,7 @@ from hotloop.values.kinds import (
     is_restored,
 )
 from hotloop.values.rng import Generator, Rng, quick_rng, rngs_of, same_state
-from hotloop.values.tree import changeable_in, leaves
+from hotloop.values.tree import changeable_in, held_by, leaves, refill, same_items, same_value
 
 FIRST_LOOKS = 4  # passes at the start that are all looked at
 LOOK_EVERY = 257  # later passes; odd, so that each of two objectives has its looks
@@ -202,33 +202,33 @@ class _Contents:
         room: float = math.inf,
     ) -> None:
         """`copies`: whether a tensor or an array is copied; `room`: bytes of those in a container."""
-        self._values, self._copies, self._device, self._room = values, copies, device, room
+        self.values, self._copies, self._device, self._room = values, copies, device, room
         self.take()
 
     def take(self) -> None:
-        inside = [(part, number) for number, value in enumerate(self._values) for part in changeable_in(value)]
+        inside = [(part, number) for number, value in enumerate(self.values) for part in changeable_in(value)]
         copied = [(part, number) for part, number in inside if not CONTAINERS[type(part)] and self._copies(part)]
         bytes_of: Counter[int] = Counter()
         for part, number in copied:
-            bytes_of[number] += part.nbytes if part is not self._values[number] else 0
+            bytes_of[number] += part.nbytes if part is not self.values[number] else 0
         copied = [(part, number) for part, number in copied if bytes_of[number] <= self._room]
         copies = surely(lambda: [_copy_of(part) for part, _ in copied], self._device)
-        self._containers = [(part, held_by(part), number) for part, number in inside if CONTAINERS[type(part)]]
+        self.containers = [(part, held_by(part), number) for part, number in inside if CONTAINERS[type(part)]]
         pairs = zip(copied, copies, strict=True)
-        self._copied = [(part, copy, _version(part), number) for (part, number), copy in pairs]
+        self.copied = [(part, copy, _version(part), number) for (part, number), copy in pairs]
 
     def changed(self, *, deep: bool = False) -> set[int]:
         """The numbers of the values that have changed; `deep`: not counting what is put into or taken out of them."""
-        tops = set(map(id, self._values)) if deep else set()
-        changed = {n for each, held, n in self._containers if id(each) not in tops and not _same_items(each, held)}
-        return changed | {n for part, copy, version, n in self._copied if _is_written(part, copy, version)}
+        tops = set(map(id, self.values)) if deep else set()
+        changed = {n for each, held, n in self.containers if id(each) not in tops and not same_items(each, held)}
+        return changed | {n for part, copy, version, n in self.copied if _is_written(part, copy, version)}
 
     @torch.no_grad()
     def restore(self) -> None:
-        for container, held, _ in self._containers:
+        for container, held, _ in self.containers:
             refill(container, held)
-        if any(_is_written(part, copy, version) for part, copy, version, _ in self._copied):
-            for part, copy, version, _ in self._copied:
+        if any(_is_written(part, copy, version) for part, copy, version, _ in self.copied):
+            for part, copy, version, _ in self.copied:
                 if isinstance(part, Tensor):
                     part.copy_(copy)
                 elif _is_written(part, copy, version):  # else it may be read-only
@@ -340,7 +340,7 @@ class _Attributes:
         now, before = _own_values(self.table), self._values
         other: Iterable[str] = ()
         if now.keys() != before.keys() or not all(map(is_, now.values(), before.values())):  # few do
-            other = [n for n in now.keys() | before.keys() if not _same_value(now.get(n), before.get(n))]
+            other = [n for n in now.keys() | before.keys() if not same_value(now.get(n), before.get(n))]
         return sorted({*other, *(self._names[number] for number in self._contents.changed())})
 
     def restore(self) -> None:
@@ -350,39 +350,27 @@ class _Attributes:
         self._contents.restore()
 
 
-class _Buffers:
+class _Buffers(_Contents):
     """Tables of buffers: which tensors are in them, and the values of these."""
 
     def __init__(self, tables: Sequence[dict[str, Any]], device: torch.device) -> None:
-        self.tables, self._device = tables, device
-        self.take()
-
-    def take(self) -> None:
-        self.before = [(table, dict(table)) for table in self.tables]
-        tensors = {id(b): b for _, before in self.before for b in before.values() if has_values(b)}.values()
-        copies = surely(lambda: [tensor.detach().clone() for tensor in tensors], self._device)
-        self.held = [(t, copy, version_of(t)) for t, copy in zip(tensors, copies, strict=True)]
+        super().__init__(tables, has_values, device)
 
     @torch.no_grad()
     def restore(self) -> None:
-        for table, before in self.before:
-            table.clear()
-            table.update(before)
-        for tensor, copy, _ in self.held:
+        for table, before, _ in self.containers:
+            refill(table, before)
+        for tensor, copy, *_ in self.copied:  # kernels such as those of BatchNorm do not count what they write
             tensor.copy_(copy)
 
     def exchanged(self) -> list[dict[str, Any]]:
         """Tables in which other tensors are than before."""
-        pairs = self.before
-        return [now for now, then in pairs if now.keys() != then.keys() or any(now[n] is not then[n] for n in then)]
+        return [table for table, before, _ in self.containers if not same_items(table, before)]
 
     def written(self) -> list[Tensor]:
         """Tensors that were written, or may have been; and those beside them in their tables."""
-        written = {id(tensor) for tensor, copy, version in self.held if _may_be_written(tensor, copy, version)}
-        for _, before in self.before:
-            if not written.isdisjoint(map(id, before.values())):  # a module that writes to one may write to all
-                written.update(map(id, before.values()))
-        return [tensor for tensor, _, _ in self.held if id(tensor) in written]
+        tables = {table for t, copy, version, table in self.copied if _may_be_written(t, copy, version)}
+        return [tensor for tensor, _, _, table in self.copied if table in tables]  # a module may write to all of them
 
 
 @dataclass
@@ -556,13 +544,15 @@ class PassSnapshot:
     def _see_buffers(self, touched: list[tuple[object, str]]) -> None:
         (buffers,), changing = self._entries(_Buffers), self._changing
         known = {id(table) for table in (*changing.exchanged, *buffers.exchanged())}
-        changing.exchanged = [table for table in buffers.tables if id(table) in known]
-        held = {id(value) for table, before in buffers.before if id(table) in known for value in before.values()}
+        changing.exchanged = [table for table in buffers.values if id(table) in known]
+        held = {id(value) for table, before, _ in buffers.containers if id(table) in known for value in before.values()}
         every = {id(tensor): tensor for tensor in (*changing.written, *buffers.written())}
         changing.written = [tensor for tensor in every.values() if id(tensor) not in held]
         if self._noted is not None:  # a pass that is repeated may wait for the device
             names = {id(b): f"{type(m).__name__}.{n}" for m in self._inner() for n, b in buffers_of(m).items()}
-            touched += [(t, names[id(t)]) for t, copy, _ in buffers.held if id(t) in names and not torch.equal(t, copy)]
+            touched += [
+                (t, names[id(t)]) for t, copy, *_ in buffers.copied if id(t) in names and not torch.equal(t, copy)
+            ]
         touched += [(table, "a buffer") for table in changing.exchanged]
 
     def _see_weights_and_batch(self, touched: list[tuple[object, str]]) -> None:
@@ -576,7 +566,7 @@ class PassSnapshot:
             changing.batch = True
 
     def _entries(self, kind: type[E]) -> list[E]:
-        return [entry for entry in self._now.entries if isinstance(entry, kind)]
+        return [entry for entry in self._now.entries if type(entry) is kind]
 
     def _things(self) -> Iterator[object]:
         """What was noted before this pass."""
@@ -584,7 +574,7 @@ class PassSnapshot:
         if self.is_looking:  # all but weights
             yield from (*self._rngs.names, _BATCH, *(entry.table for entry in self._entries(_Attributes)))
             for entry in self._entries(_Buffers):
-                yield from (*entry.tables, *(tensor for tensor, _, _ in entry.held))
+                yield from (*entry.values, *(tensor for tensor, *_ in entry.copied))
 
     def _tell_of_unnoted(self, touched: Iterable[tuple[object, str]]) -> None:
         """After the repetition of a pass that failed: name what it changes that was not noted before the failure."""
@@ -657,50 +647,3 @@ def _may_be_written(tensor: Tensor, copy: Tensor, version: int | None) -> bool:
 def objects_in(batch: Any) -> list[object]:
     """Objects of a batch besides its containers, tensors and words: no snapshot restores what they hold."""
     return [leaf for leaf in leaves(batch, is_dataclass) if not (is_restored(leaf) or isinstance(leaf, Tensor))]
-
-
-def held_by(container: Any) -> Any:
-    """What a container holds."""
-    if isinstance(container, bytearray):
-        return bytes(container)
-    return dict(container) if isinstance(container, MutableMapping) else list(container)
-
-
-def refill(container: Any, before: Any) -> None:
-    """Give a container back what it held."""
-    if _same_items(container, before):
-        return
-    if isinstance(container, list | bytearray):
-        container[:] = before
-        return
-    for key in [key for key in container if isinstance(before, dict) and key not in before]:
-        del container[key]
-    if isinstance(before, dict):
-        for key, value in before.items():
-            container[key] = value
-        return
-    container.clear()
-    add: Callable[[Any], object] = container.update if isinstance(container, set) else container.extend
-    add(before)
-
-
-def _same_items(container: Any, before: Any) -> bool:
-    if len(container) != len(before):
-        return False
-    if isinstance(before, bytes):
-        return bool(container == before)
-    if isinstance(before, dict):
-        if _are_one_by_one(container, before) and _are_one_by_one(container.values(), before.values()):
-            return True
-        return container.keys() == before.keys() and all(_same_value(container[k], v) for k, v in before.items())
-    return _are_one_by_one(container, before) or all(map(_same_value, container, before))
-
-
-def _are_one_by_one(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    """Whether both give the same objects in the same order: a quick question, also about a whole vocabulary."""
-    return all(map(is_, some, others))
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    """Whether two values are one, or plain and equal; never a question to a tensor."""
-    return a is b or (type(a) is type(b) and type(a) in WORD_KINDS and bool(a == b))

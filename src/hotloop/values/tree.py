@@ -7,7 +7,8 @@ leaf. `is_leaf` says what else a visitor does not enter.
 import copy
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Set
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -154,3 +155,50 @@ def changeable_in(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
     if len(parts) <= MOST_ENTRIES and not WORD_KINDS.issuperset(map(type, parts)):
         for part in parts:
             yield from changeable_in(part, seen)
+
+
+def held_by(container: Any) -> Any:
+    """What a container holds."""
+    if isinstance(container, bytearray):
+        return bytes(container)
+    return dict(container) if isinstance(container, MutableMapping) else list(container)
+
+
+def refill(container: Any, before: Any) -> None:
+    """Give a container back what it held."""
+    if same_items(container, before):
+        return
+    if isinstance(container, list | bytearray):
+        container[:] = before
+        return
+    for key in [key for key in container if isinstance(before, dict) and key not in before]:
+        del container[key]
+    if isinstance(before, dict):
+        for key, value in before.items():
+            container[key] = value
+        return
+    container.clear()
+    add: Callable[[Any], object] = container.update if isinstance(container, set) else container.extend
+    add(before)
+
+
+def same_items(container: Any, before: Any) -> bool:
+    if len(container) != len(before):
+        return False
+    if isinstance(before, bytes):
+        return bool(container == before)
+    if isinstance(before, dict):
+        if _are_one_by_one(container, before) and _are_one_by_one(container.values(), before.values()):
+            return True
+        return container.keys() == before.keys() and all(same_value(container[k], v) for k, v in before.items())
+    return _are_one_by_one(container, before) or all(map(same_value, container, before))
+
+
+def _are_one_by_one(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether both give the same objects in the same order: a quick question, also about a whole vocabulary."""
+    return all(map(is_, some, others))
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two values are one, or plain and equal; never a question to a tensor."""
+    return a is b or (type(a) is type(b) and type(a) in WORD_KINDS and bool(a == b))
