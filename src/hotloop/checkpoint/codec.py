@@ -9,7 +9,6 @@ import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,6 @@ from hotloop.values.kinds import ARRAYS, DICTS, KEYS, SEQUENCES, SETS, is_plain_
 DEEPEST = 100  # levels; a tree that contains itself has no end
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _SMALL = 2**63  # what every reader of JSON takes as an integer
-_NUMBERS_IN_JSON = {NoneType, bool, int, float}
-_IN_JSON = {*_NUMBERS_IN_JSON, str}
 
 
 def _bits(*numbers: float) -> str:
@@ -116,7 +113,7 @@ class TreeToJson:
 
     def value(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _IN_JSON and _are_in_json([value]):
+        if _is_in_json(value):
             return value
         if kind in _WORDS:
             tag, packed, _ = _WORDS[kind]
@@ -159,7 +156,8 @@ class TreeToJson:
             return {key: self._inside(key, item) for key, item in given.items()}
         return {"$dict": [[self._key(key), self._inside(key, item)] for key, item in given.items()]}
 
-    def error(self, what: str) -> BadArgument:
+    def error(self, what: str) -> Exception:
+        """Why something cannot be taken apart."""
         place = self.where()[:200] or "the whole"
         return BadArgument(
             f"a checkpoint cannot hold {place}: it is {printable(what)}",
@@ -378,11 +376,19 @@ def _raw(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
+def _is_in_json(value: Any) -> bool:
+    """Whether JSON holds a value as it is, without a tag."""
+    kind = type(value)
+    if kind is int or kind is float:
+        return bool(-_SMALL <= value < _SMALL)
+    return value is None or kind is bool or (kind is str and _is_text(value))
+
+
 def _are_in_json(values: Any) -> bool:
-    """Whether JSON holds all of these as they are, without a tag."""
+    """The same of all of these, which are of kinds that most lists have."""
     kinds = set(map(type, values))
-    if kinds <= _NUMBERS_IN_JSON:
-        return all(each is None or -_SMALL <= each < _SMALL for each in values)
+    if kinds <= {int, float, bool}:
+        return all(-_SMALL <= each < _SMALL for each in values)
     return kinds == {str} and all(map(_is_text, values))
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hotloop._torch import version_of
 from hotloop.checkpoint.codec import JsonToTree, TreeToJson
-from hotloop.errors import BadArgument
 from hotloop.values.kinds import NUMBERS, ROOM, SEQUENCES, SETS, is_plain_tensor
 from hotloop.values.tree import MOST_ENTRIES, held_by, refill
 
@@ -24,6 +23,10 @@ LOST: Any = object()
 LITTLE = 1 << 20  # bytes of the tensors in an attribute of a dataset, where more is data or a cache of it
 _LARGE = 1 << 20  # bytes of a tensor or array from which on it is not kept alive for a comparison
 _NAME = re.compile(r"[\w .-]*")  # of a phase, a mode or a layer, which training changes
+
+
+class _NotPlain(Exception):
+    pass
 
 
 class PlainValue(TreeToJson):
@@ -58,6 +61,9 @@ class PlainValue(TreeToJson):
         self._count(given)
         return super().mapping(given)
 
+    def error(self, what: str) -> Exception:
+        return _NotPlain(what)
+
     def _keep(self, leaf: Any) -> int:
         self.leaves.append(leaf)
         return len(self.leaves) - 1
@@ -91,7 +97,7 @@ def plain(value: object, room: int = ROOM) -> PlainValue | None:
     """
     try:
         found = PlainValue(value)
-    except BadArgument:
+    except _NotPlain:
         return None
     is_small = sum(leaf.nbytes for leaf in found.leaves) <= room or (isinstance(value, Tensor) and room == ROOM)
     return found if is_small else None
