@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.data.on_device import Same, all_tensors, some_bytes, writes
+from hotloop.data.on_device import all_tensors, some_bytes, writes
 from hotloop.device.backend import backend_of
 from hotloop.placement import move
 from hotloop.values.tree import map_tensors, tensors_in
@@ -22,8 +22,8 @@ HELD_MEMORY_SHARE = 0.25  # of the memory that is free, for all of them
 class _HeldBatch:
     """A batch, what was seen of it on the host, and its copy on the device from the second time on."""
 
-    source: list[Any]
-    looked: list[bytes | None]
+    tensors: list[Tensor]  # held, so that no other can have their ids
+    seen: list[Any]
     copy: Any = None
 
 
@@ -40,14 +40,13 @@ class HeldBatches:
         tensors = [tensor for _, tensor in tensors_in(batch)]
         if not all_tensors(batch) or not all(map(_is_plain, tensors)) or sum(t.nbytes for t in tensors) < LARGE_BATCH:
             return move(batch, self._device)
-        key = tuple(map(id, tensors))  # the tensors are held, so that no other can have the number
-        source = [part for tensor in tensors for part in (Same(tensor), writes(tensor))]
-        looked = [some_bytes(tensor) for tensor in tensors]
+        key = tuple(map(id, tensors))
+        seen = [each for tensor in tensors for each in (writes(tensor), some_bytes(tensor))]
         held = self._held.get(key)
-        if held is None or (held.source, held.looked) != (source, looked):
+        if held is None or held.seen != seen:
             if len(self._held) >= self._most and key not in self._held:
                 self._held.clear()  # it has other batches than before
-            self._held[key] = _HeldBatch(source, looked)
+            self._held[key] = _HeldBatch(tensors, seen)
             return move(batch, self._device)
         if held.copy is None:
             if not self._has_room(tensors):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain, islice
-from operator import itemgetter
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,15 @@ class _ResidentItems:
     """All items of a dataset on a device, and the state of the dataset that they were copied from."""
 
     items: "Future[Any]"  # nested as a batch is, each tensor with all items; a thread may still copy them
-    source: list[Any]
+    parts: list[Any]  # what it is made of
+    writes: list[Any]  # how often each was written to
     looked: dict[str, object]  # some of its memory, by name
     indices: dict[int, Any]  # of the parts below it, by the ids of these, as they were
+
+    def are_of(self, dataset: Any) -> bool:
+        """Whether a dataset has the same parts, to which nobody has written since."""
+        parts, writes = _parts(dataset)
+        return writes == self.writes and len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
 
 
 def why_not_resident(loader: object, device: torch.device) -> str | None:
@@ -125,7 +131,8 @@ class Resident(Epochs[Any]):
         The first of a run may come from the host: in its step, libraries load for half a second, and meanwhile a thread
         copies all items to the device.
         """
-        if (items := _copied_beside(self._loader.dataset, self._device)) is not None:
+        dataset = self._loader.dataset
+        if self._device not in _kept.get(dataset, {}) and (items := _copied_beside(dataset, self._device)) is not None:
             return move(self._gathered(items, drawn if isinstance(drawn, int | slice) else _rows(drawn)), self._device)
         items = self.items()
         return self.gather(items, drawn) if self.holds(drawn) else move(self._read(drawn), self._device)
@@ -158,19 +165,26 @@ class Resident(Epochs[Any]):
         return self._loader.collate_fn(several(list(self._positions(drawn))))
 
     def items(self) -> Any:
-        """All items on the device, nested as a batch is; copied there when they are not there yet."""
-        return _on(self._loader.dataset, self._device)
+        """All items on the device, nested as a batch is; copied there once, and again when someone has changed them."""
+        dataset, device = self._loader.dataset, self._device
+        kept = _kept.setdefault(dataset, {})
+        if device not in kept or not kept[device].are_of(dataset):
+            kept[device] = _copied(dataset, device)
+        try:
+            return kept[device].items.result()
+        except BaseException:  # a thread ran out of memory
+            kept.pop(device, None)
+            raise
 
     def gather(self, items: Any, drawn: Any) -> Any:
         """The batch of the items that the sampler drew."""
         return self._gathered(items, self._index(drawn))
 
     def _gathered(self, items: Any, index: Any) -> Any:
-        batch = map_tensors(items, itemgetter(index))
         if self._loader.batch_sampler is not None:
-            return map_tensors(batch, _as_stacked)
+            return map_tensors(items, lambda whole: _as_stacked(whole[index]))
         is_view = isinstance(index, int | slice) and not self._backend.is_host  # on it the loader's is one, too
-        return map_tensors(batch, Tensor.clone) if is_view else batch
+        return map_tensors(items, lambda whole: whole[index].clone() if is_view else whole[index])
 
     @property
     def full_batches(self) -> int:
@@ -328,21 +342,20 @@ def _as_stacked(rows: Tensor) -> Tensor:
     return rows.view(rows.shape) if 1 in rows.shape else rows  # a dimension of one is contiguous with any stride
 
 
-def _state(dataset: Any) -> list[Any]:
-    """What changes when someone changes a dataset: which tensors it holds, how often each was written, which part.
+def _parts(dataset: Any) -> tuple[list[Any], list[Any]]:
+    """The tensors and indices that a dataset is made of, and what changes when someone writes to them.
 
     Asked before each batch, so that indices are not compared one by one: `_looked` does that before each epoch.
     """
-    state: list[Any] = []
+    parts: list[Any] = []
     for each in _below(dataset):
         if type(each) is ConcatDataset:
-            state += map(Same, each.datasets)
+            parts += each.datasets
         elif type(each) is Subset:
-            indices: Any = each.indices
-            state += [Same(indices), len(indices), writes(indices) if isinstance(indices, Tensor) else None]
+            parts.append(each.indices)
         elif type(each) is TensorDataset:
-            state += [part for tensor in each.tensors for part in (Same(tensor), writes(tensor))]
-    return state
+            parts += each.tensors
+    return parts, [writes(part) if isinstance(part, Tensor) else len(part) for part in parts]
 
 
 def writes(tensor: Tensor) -> object:
@@ -351,48 +364,27 @@ def writes(tensor: Tensor) -> object:
     return object() if version is None else version
 
 
-class Same:
-    """An object that equals only itself; it is held, so that no other can take its place in memory."""
-
-    def __init__(self, held: object) -> None:
-        self._held = held
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self._held is other._held
-
-    def __hash__(self) -> int:
-        return id(self._held)
-
-
-def _on(dataset: Any, device: torch.device) -> Any:
-    """All items on the device, copied once, and again when someone has changed them."""
-    state = _state(dataset)
-    kept = _kept.setdefault(dataset, {})
-    if device not in kept or kept[device].source != state:
-        with torch.inference_mode(False):  # an evaluation may be the first to ask, and training the next
-            before = _looked(dataset)
-            items: Future[Any] = Future()
-            items.set_result(upload(_all_items(dataset), device))
-            after = _looked(dataset)  # what differs is no data: a counter, a cache that was filled
-            looked = {name: some for name, some in before.items() if after.get(name) == some}
-            kept[device] = _ResidentItems(items, state, looked, _indices_below(dataset))
-    try:
-        return kept[device].items.result()
-    except BaseException:  # a thread ran out of memory
-        kept.pop(device, None)
-        raise
+def _copied(dataset: Any, device: torch.device) -> _ResidentItems:
+    source = _parts(dataset)
+    with torch.inference_mode(False):  # an evaluation may be the first to ask, and training the next
+        before = _looked(dataset)
+        items: Future[Any] = Future()
+        items.set_result(upload(_all_items(dataset), device))
+        after = _looked(dataset)  # what differs is no data: a counter, a cache that was filled
+    looked = {name: some for name, some in before.items() if after.get(name) == some}
+    return _ResidentItems(items, *source, looked, _indices_below(dataset))
 
 
 def _copied_beside(dataset: Any, device: torch.device) -> Any:
-    """Have a thread copy all items to a GPU; returns them on the host. None where they are there, or not large."""
-    if not backend_of(device).non_blocking or type(dataset) is not TensorDataset or device in _kept.get(dataset, {}):
+    """Have a thread copy all items to a GPU; returns them on the host. None where they are not large."""
+    if not backend_of(device).non_blocking or type(dataset) is not TensorDataset:
         return None
     tensors = list(dataset.tensors)
     large = sum(tensor.nbytes for tensor in tensors if is_large(tensor))
     if large < BESIDE or is_simulated_gpu() or not all(tensor.is_cpu for tensor in tensors):
         return None
-    state, looked = _state(dataset), _looked(dataset)
-    _kept.setdefault(dataset, {})[device] = _ResidentItems(upload_beside(tensors, device), state, looked, {})
+    source, looked = _parts(dataset), _looked(dataset)
+    _kept.setdefault(dataset, {})[device] = _ResidentItems(upload_beside(tensors, device), *source, looked, {})
     return tensors
 
 
@@ -411,7 +403,7 @@ def _looked(dataset: Any) -> dict[str, object]:
     looked: dict[str, object] = {}
     for number, each in enumerate(_below(dataset)):
         if type(each) is Subset:
-            looked[f"{number}.indices"] = _copied(each.indices)
+            looked[f"{number}.indices"] = _comparable(each.indices)
         elif type(each) is not ConcatDataset:
             held = dict(enumerate(each.tensors)) if type(each) is TensorDataset else getattr(each, "__dict__", {})
             looked |= {
@@ -427,7 +419,7 @@ def _indices_below(dataset: Any) -> dict[int, Any]:
     if type(dataset) is not Subset:
         return {}
     indices: Any = dataset.indices
-    copy = indices.tolist() if isinstance(indices, Tensor | np.ndarray) else _copied(indices)
+    copy = indices.tolist() if isinstance(indices, Tensor | np.ndarray) else _comparable(indices)
     return {id(dataset): copy} | _indices_below(dataset.dataset)
 
 
@@ -447,7 +439,7 @@ def _sources(dataset: Any, positions: Sequence[int], indices: dict[int, Any]) ->
     return _sources(dataset.dataset, picked, indices)
 
 
-def _copied(indices: Any) -> object:
+def _comparable(indices: Any) -> object:
     """The indices of a part as they are now, in a form that can be compared."""
     if isinstance(indices, Tensor | np.ndarray):
         return np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices).tobytes()

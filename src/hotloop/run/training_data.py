@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from hotloop.data import Position, Stream, length_of
@@ -15,7 +16,7 @@ from hotloop.run.run_ranks import Alone
 from hotloop.run.schedulers import Schedule
 from hotloop.run.watch import Watch
 from hotloop.step.frozen import settings_around
-from hotloop.step.several import Stretches, stretches
+from hotloop.step.several import Stretches
 from hotloop.tune.tuned_run import Ahead
 from hotloop.tune.tuner import Tuner
 from hotloop.values.reach import look
@@ -81,12 +82,13 @@ class TrainingData:
     def _from_device(
         self, stream: Stream[Any], resident: Resident, loader: Iterable[Any], transform: Transform | None
     ) -> Iterator[Work]:
-        draws = stretches(resident.draws(), lambda: self._stretch_size(resident))
-        first = stream.first
-        for number, drawn in draws:
+        draws = resident.draws()
+        number = stream.first
+        while drawn := list(islice(draws, self._stretch_size(resident))):
             if len(drawn) > 1 and self._watch.batches >= self._tuner.due:
                 self._before_step(loader, transform, None, drawn, resident)
-            origins = [resident.origin(first + number + i, each) for i, each in enumerate(drawn)]
+            origins = [resident.origin(place, each) for place, each in enumerate(drawn, number)]
+            number += len(drawn)
             holds = len(drawn) > 1 and resident.holds(*drawn)
             stretch = self.stretches.of(self._switch.step.captured, resident, drawn, transform) if holds else None
             if stretch is not None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -199,15 +198,3 @@ def why_not_captured(transform: Transform, batch: Any, device: torch.device) -> 
             transform(batch)
     before.restore()
     return looks.objection()
-
-
-def stretches(draws: Iterator[Any], size: Callable[[], int]) -> Iterator[tuple[int, list[Any]]]:
-    """The indices of a sampler in stretches, each with the number of its first; `size()` is called for each.
-
-    >>> list(stretches(iter("abcde"), lambda: 2))
-    [(0, ['a', 'b']), (2, ['c', 'd']), (4, ['e'])]
-    """
-    number = 0
-    while stretch := list(islice(draws, size())):
-        yield number, stretch
-        number += len(stretch)
