@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from hotloop.records import Epoch
-from hotloop.run.display import Display, telling
+from hotloop.run.display import display_of, telling
 from hotloop.run.stop import Stop, ending_words
 
 DONE = Epoch(number=1, loss=0.51234, items=1000, seconds=2.0, losses={}, metrics={"accuracy": 0.975})
@@ -25,7 +25,7 @@ DONE = Epoch(number=1, loss=0.51234, items=1000, seconds=2.0, losses={}, metrics
 def shown(*, terminal: bool, show: bool | None = None, width: int = 120) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=width)
-    with Display(2, 10, show, console) as display:
+    with display_of(2, 10, show, console) as display:
         for _ in range(10):
             display.stretch(1, 1, 0.75, 1234.0)
         time.sleep(0.15)
@@ -51,7 +51,7 @@ def test_a_line_per_epoch_elsewhere() -> None:
 
 def test_a_line_that_is_too_long_for_the_terminal_breaks_between_two_figures() -> None:
     file = io.StringIO()
-    with Display(4, 10, None, Console(file=file, force_terminal=True, color_system=None, width=80)) as display:
+    with display_of(4, 10, None, Console(file=file, force_terminal=True, color_system=None, width=80)) as display:
         display.epoch(replace(DONE, loss=2.031, metrics={"accuracy": 0.1279, "loss": 2.075}, items=255, seconds=1.25))
         display.say("not tuned: " + "the step changes what trials could not restore, " * 3)
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*\w", "\n", file.getvalue()).splitlines()]
@@ -64,7 +64,7 @@ def test_a_line_that_is_too_long_for_the_terminal_breaks_between_two_figures() -
 
 def test_a_bar_begins_where_an_earlier_part_of_the_run_has_ended() -> None:
     file = io.StringIO()
-    with Display(2, 10, None, Console(file=file, force_terminal=True, width=120), done=12) as display:
+    with display_of(2, 10, None, Console(file=file, force_terminal=True, width=120), done=12) as display:
         display._bar.refresh()
         time.sleep(0.15)
         display.stretch(1, 2, 0.5, 1234.0)
@@ -85,7 +85,7 @@ class Time:
 def logged(monkeypatch: pytest.MonkeyPatch, epochs: int, length: int | None, every: float) -> list[str]:
     """Lines of a log: batches that take `every` seconds each."""
     clock, file = Time(monkeypatch), io.StringIO()
-    with Display(epochs, length, None, Console(file=file, width=80)) as display:
+    with display_of(epochs, length, None, Console(file=file, width=80)) as display:
         for number in range(1, epochs + 1):
             for _ in range(length or 10):
                 clock.now += every
@@ -149,7 +149,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
 
 def test_a_notebook_has_one_output_that_is_drawn_again(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Time(monkeypatch)
-    with Display(30, 10, None) as display:
+    with display_of(30, 10, None) as display:
         display.say("a plan < was found")
         for number in range(1, 31):
             for _ in range(10):
@@ -174,7 +174,7 @@ def test_a_notebook_has_one_output_that_is_drawn_again(notebook: Notebook, monke
 
 def test_a_notebook_is_drawn_twice_a_second_at_most(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Time(monkeypatch)
-    with Display(100, 100, None) as display:
+    with display_of(100, 100, None) as display:
         for number in range(1, 101):
             for _ in range(100):
                 clock.now += 0.001
@@ -185,7 +185,7 @@ def test_a_notebook_is_drawn_twice_a_second_at_most(notebook: Notebook, monkeypa
 
 def test_a_notebook_says_where_an_error_has_ended_the_run(notebook: Notebook) -> None:
     def fail() -> None:
-        with Display(2, 10, None) as display:
+        with display_of(2, 10, None) as display:
             display.stretch(7, 1, 0.5, 100.0)
             raise ZeroDivisionError
 
@@ -196,7 +196,7 @@ def test_a_notebook_says_where_an_error_has_ended_the_run(notebook: Notebook) ->
 
 
 def test_a_notebook_can_be_silent(notebook: Notebook) -> None:
-    with Display(2, 10, False) as display:
+    with display_of(2, 10, False) as display:
         display.say("words")
         display.stretch(10, 1, 0.5, 100.0)
         display.epoch(DONE)
@@ -210,7 +210,7 @@ def test_a_notebook_that_cannot_draw_again_gets_lines(
 ) -> None:
     del sys.modules["IPython.display"].update_display
     clock = Time(monkeypatch)
-    with Display(1, 100, None) as display:
+    with display_of(1, 100, None) as display:
         for _ in range(100):
             clock.now += 0.5
             display.stretch(1, 1, 0.75, 1234.0)

@@ -26,7 +26,7 @@ from hotloop.printing.text import duration, plural
 from hotloop.records import Epoch
 from hotloop.run.callbacks import EpochRecord, StepRecord, asks_to_stop
 from hotloop.run.core import Core
-from hotloop.run.display import Display, telling
+from hotloop.run.display import display_of, telling
 from hotloop.run.part import FitArguments
 from hotloop.run.training_data import Transform
 from hotloop.step.eager import total
@@ -166,4 +166,4 @@ def try_run(loop: "Loop", core: Core, updates: int, asked: FitArguments) -> None
     """Carry out a dry run, and say how it went."""
     with telling("dry run", asked.progress) as tell:
         words = DryRun(loop, core, updates, asked, tell).run()
-    Display(1, None, asked.progress).say(words)
+    display_of(1, None, asked.progress).say(words)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from hotloop.records import Epoch
-from hotloop.run.display import Display
+from hotloop.run.display import display_of
 from hotloop.run.kernel import TrainingRun
 from hotloop.run.part import FitArguments, Part
 from hotloop.run.stop import ending_words
@@ -29,7 +29,7 @@ class Progress(Part):
         run = self.run
         done = run.epoch * (run.length or 0) + run.batches
         with (
-            Display(run.epochs, run.length, self._show, done=done) as self._display,
+            display_of(run.epochs, run.length, self._show, done=done) as self._display,
             run.core.tuner.record.saying(self._display.say),
         ):
             run.say = self._display.say
