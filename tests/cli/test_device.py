@@ -9,8 +9,8 @@ import torch
 
 from hotloop import __version__
 from hotloop.device import Choice
-from hotloop.device.choice import pick_from
 from hotloop.device.facts import Cpu, InstalledGpu, MachineFacts, VisibleGpu
+from hotloop.device.picking import pick_from
 from hotloop.printing.text import wrap
 
 from .conftest import Done, Run
@@ -48,7 +48,7 @@ def on(run: Run, monkeypatch: pytest.MonkeyPatch) -> On:
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(facts: MachineFacts, *arguments: str) -> Done:
-        monkeypatch.setattr("hotloop.device.probe", lambda: facts)
+        monkeypatch.setattr("hotloop.device.probe.probe", lambda: facts)
         return run(*arguments)
 
     return call

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from hotloop.device.causes import Cause, why_no_cuda, why_no_mps, why_none
-from hotloop.device.facts import MachineFacts, VisibleGpu
+from hotloop.device.causes import why_no_cuda, why_no_mps, why_none
+from hotloop.device.facts import Cause, MachineFacts, VisibleGpu
 
 from .machines import BARE, BLIND, GIB, HEALTHY, LAPTOP, MAC, NODES
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from hotloop.device import MachineFacts, pick
+from hotloop.device import pick
 from hotloop.device.backend import precision_for
-from hotloop.device.choice import available, pick_from
+from hotloop.device.facts import MachineFacts
+from hotloop.device.picking import available, pick_from
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
 
 from .machines import BARE, BLIND, GIB, HEALTHY, LAPTOP, MAC, gpu
@@ -216,7 +217,7 @@ def test_asking_for_the_cpu_looks_at_no_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     def fail() -> MachineFacts:
         raise AssertionError("probed")
 
-    monkeypatch.setattr("hotloop.device.choice.probe", fail)
+    monkeypatch.setattr("hotloop.device.probe.probe", fail)
     choice = pick("cpu")
     assert choice.device == torch.device("cpu")
     assert choice.name

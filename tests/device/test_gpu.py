@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
-from hotloop.device import pick, probe
+from hotloop.device import pick
 from hotloop.device.backend import precision_for
+from hotloop.device.probe import probe
 
 pytestmark = pytest.mark.gpu
 
@@ -59,7 +60,7 @@ def test_a_probe_takes_no_memory_on_the_gpu() -> None:
     pytest.importorskip("pynvml")
     code = """
 import json, pynvml
-from hotloop.device import probe
+from hotloop.device.probe import probe
 pynvml.nvmlInit()
 handle = pynvml.nvmlDeviceGetHandleByIndex(0)
 before = pynvml.nvmlDeviceGetMemoryInfo(handle).used

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hotloop.device import MachineFacts, machine, probe
-from hotloop.device.facts import InstalledGpu
+from hotloop.device import machine
+from hotloop.device.facts import InstalledGpu, MachineFacts
 from hotloop.device.machine import NvmlReading
+from hotloop.device.probe import probe
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)."
 GIB = 2**30

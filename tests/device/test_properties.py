@@ -9,10 +9,10 @@ pytest.importorskip("hypothesis")  # the machines that only run the GPU tests ma
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotloop.device import Choice, MachineFacts, VisibleGpu, why_no_cuda
-from hotloop.device.causes import why_no_mps, why_none
-from hotloop.device.choice import pick_from
-from hotloop.device.facts import Cpu, InstalledGpu
+from hotloop.device import Choice
+from hotloop.device.causes import why_no_cuda, why_no_mps, why_none
+from hotloop.device.facts import Cpu, InstalledGpu, MachineFacts, VisibleGpu
+from hotloop.device.picking import pick_from
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared
 

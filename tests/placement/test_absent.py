@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop.device import probe, why_no_cuda
+from hotloop.device.causes import why_no_cuda
+from hotloop.device.probe import probe
 from hotloop.errors import BadArgument, DeviceUnavailable
 
 X = torch.ones(2, 2)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.device import Choice
-from hotloop.device.causes import Cause
+from hotloop.device.facts import Cause
 from hotloop.plan import Plan, Trial
 from hotloop.printing import markup
 from hotloop.profiling.profile_record import Line, OperationCost, Recommendation

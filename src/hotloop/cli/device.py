@@ -13,7 +13,8 @@ from hotloop.errors import BadArgument, DeviceUnavailable
 from hotloop.printing.text import printable, size
 
 if TYPE_CHECKING:
-    from hotloop.device import Choice, MachineFacts
+    from hotloop.device import Choice
+    from hotloop.device.facts import MachineFacts
 
 app = typer.Typer(add_completion=False)
 
@@ -47,8 +48,8 @@ def device(
             fix=f"choose one of: {', '.join(BACKENDS)}; for one GPU, give `--device cuda:1`",
         )
     from hotloop import __version__
-    from hotloop.device import probe
-    from hotloop.device.choice import pick_from
+    from hotloop.device.picking import pick_from
+    from hotloop.device.probe import probe
 
     facts = probe()
     choice = pick_from(facts, want)

@@ -2,32 +2,15 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 
-from hotloop.device.facts import InstalledGpu, MachineFacts, VisibleGpu, dotted
-from hotloop.printing.text import printable, shorten
-from hotloop.records import Record
+from hotloop.device.facts import Cause, InstalledGpu, MachineFacts, VisibleGpu, dotted
+from hotloop.printing.text import shorten
 
 SELECTOR = "https://pytorch.org/get-started/locally/"
 DRIVERS = "https://www.nvidia.com/drivers"
 OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}  # the first driver for each major CUDA, on Linux
 GPU_CONTAINER = "`docker run --gpus all ...` (Podman: `podman run --device nvidia.com/gpu=all ...`)"
-
-
-@dataclass(frozen=True)
-class Cause(Record):
-    """One reason why a device cannot be used, and what to do about it."""
-
-    code: str
-    what: str
-    fix: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "what", printable(self.what))  # names and errors in it come from drivers
-
-    def __str__(self) -> str:
-        return f"{self.what} (fix: {self.fix})"
 
 
 def why_no_cuda(facts: MachineFacts) -> tuple[Cause, ...]:

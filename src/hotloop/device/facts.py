@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from hotloop.printing.text import printable
 from hotloop.records import Record
 
 ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
@@ -87,6 +88,21 @@ class MachineFacts(Record):
         if self.torch_hip is not None:
             return gpu.gfx is None or gpu.gfx in self.arch_list
         return any(runs_on(arch, gpu.capability) for arch in self.arch_list)
+
+
+@dataclass(frozen=True)
+class Cause(Record):
+    """One reason why a device cannot be used, and what to do about it."""
+
+    code: str
+    what: str
+    fix: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "what", printable(self.what))  # names and errors in it come from drivers
+
+    def __str__(self) -> str:
+        return f"{self.what} (fix: {self.fix})"
 
 
 def runs_on(arch: str, capability: tuple[int, int]) -> bool:

@@ -13,7 +13,6 @@ from typing import Literal
 import psutil
 
 from hotloop.device.facts import Cpu, InstalledGpu
-from hotloop.monitor.host import decoded
 from hotloop.monitor.main_memory import machine_memory, text_of
 
 DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
@@ -136,6 +135,7 @@ class NvmlReading:
 
 def nvml_reading() -> NvmlReading:
     """What NVIDIA's management library tells of driver and GPUs, without starting CUDA on any of them."""
+    from hotloop.monitor.host import decoded  # noqa: PLC0415
     from hotloop.monitor.nvml_gpus import LIB_RM_VERSION_MISMATCH, Failed, Library  # noqa: PLC0415  # not where the CPU is asked for
 
     try:

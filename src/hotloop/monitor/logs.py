@@ -18,6 +18,7 @@ from hotloop.printing.text import an, printable
 from hotloop.records.files import cannot_write, finite
 
 RESERVED = ("time", "step")
+EVERY = 0.5  # seconds between two entries, and between two samples of the hardware
 FLUSH_EVERY = 10  # seconds until TensorBoard's file is up to date
 MLFLOW_BATCH = 1000  # numbers that MLflow takes in one request
 PACKAGES = {"wandb": ("Weights & Biases", "init"), "mlflow": ("MLflow", "start_run")}  # its title, and what it has

@@ -5,8 +5,6 @@ from dataclasses import dataclass, fields
 
 from hotloop.records import Record
 
-EVERY = 0.5  # seconds between two samples
-
 
 @dataclass(frozen=True)
 class Process(Record):

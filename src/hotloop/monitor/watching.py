@@ -11,8 +11,8 @@ from typing import Self
 from hotloop.errors import BadArgument
 from hotloop.monitor.host import Around
 from hotloop.monitor.load import LoadTally
-from hotloop.monitor.logs import Logged, Logs
-from hotloop.monitor.reading import EVERY, Reading, scalars
+from hotloop.monitor.logs import EVERY, Logged, Logs
+from hotloop.monitor.reading import Reading, scalars
 from hotloop.records import Load
 
 LAST_READING = 2.0  # seconds that the end waits for the last reading; a driver that hangs is left behind

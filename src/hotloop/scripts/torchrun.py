@@ -23,7 +23,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 
 from hotloop._torch import options_of
-from hotloop.device import probe, why_no_cuda
+from hotloop.device.causes import why_no_cuda
+from hotloop.device.probe import probe
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
 from hotloop.plan import did_you_mean
 from hotloop.printing.text import duration, plural, printable

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hotloop.errors import PlanWarning
-from hotloop.monitor.logs import Logs, targets_of
-from hotloop.monitor.reading import EVERY
+from hotloop.monitor.logs import EVERY, Logs, targets_of
 from hotloop.records import Epoch
 from hotloop.run.kernel import TrainingRun
 from hotloop.run.part import FitArguments, Part
