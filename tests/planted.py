@@ -283,8 +283,8 @@ BUGS = [
     Bug(
         "stream: a batch has the number of another",
         "data/loader_batches.py",
-        "number = first\n",
-        "number = first + 1\n",
+        "number, dataset = first, getattr",
+        "number, dataset = first + 1, getattr",
         ("tests/data/test_stream.py", "tests/data/test_feed.py", "tests/run/test_loop.py"),
     ),
     Bug(

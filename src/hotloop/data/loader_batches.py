@@ -79,10 +79,6 @@ class Draws:
         self.drawn.append(drawn)
         return drawn
 
-    def origin(self, number: int, dataset: Any) -> BatchOrigin:
-        """That of the batch which arrives."""
-        return BatchOrigin(number, self.drawn.popleft(), dataset)
-
 
 class LoaderBatches(Epochs[Any]):
     """The batches as the loader gives them, each with its origin.
@@ -124,7 +120,7 @@ class LoaderBatches(Epochs[Any]):
         asked = perf_counter()
         batches = self.begin()
         epoch, draws, first = self._epoch, self._draws, self.first
-        number = first
+        number, dataset = first, getattr(self._loader, "dataset", None)
         try:
             while True:
                 if self._reopened is not None:
@@ -137,7 +133,7 @@ class LoaderBatches(Epochs[Any]):
                 self.batches += 1
                 if number == first:
                     self.batch_bytes = max(self.batch_bytes, bytes_in(batch))
-                yield BatchOrigin(number) if draws is None else draws.origin(number, self._loader.dataset), batch
+                yield BatchOrigin(number, None if draws is None else draws.drawn.popleft(), dataset), batch
                 number += 1
                 asked = perf_counter()
             if self._persistent is not None:

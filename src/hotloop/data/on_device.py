@@ -135,7 +135,9 @@ class Resident(Epochs[Any]):
         if self._device not in _kept.get(dataset, {}) and (items := _copied_beside(dataset, self._device)) is not None:
             return move(self._gathered(items, drawn if isinstance(drawn, int | slice) else _rows(drawn)), self._device)
         items = self.items()
-        return self.gather(items, drawn) if self.holds(drawn) else move(self._read(drawn), self._device)
+        if type(dataset) is TensorDataset or self.holds(drawn):
+            return self.gather(items, drawn)
+        return move(self._read(drawn), self._device)
 
     def holds(self, *drawn: Any) -> bool:
         """Whether the items on the device are those that the sampler drew.
@@ -177,14 +179,19 @@ class Resident(Epochs[Any]):
             raise
 
     def gather(self, items: Any, drawn: Any) -> Any:
-        """The batch of the items that the sampler drew."""
-        return self._gathered(items, self._index(drawn))
+        """The batch of the items that the sampler drew; indices are copied to the device without a wait."""
+        index = drawn if isinstance(drawn, int | slice) else _rows(drawn)
+        if self._backend.non_blocking and isinstance(index, Tensor):
+            index = index.pin_memory().to(self._device, non_blocking=True)
+        return self._gathered(items, index)
 
     def _gathered(self, items: Any, index: Any) -> Any:
-        if self._loader.batch_sampler is not None:
-            return map_tensors(items, lambda whole: _as_stacked(whole[index]))
-        is_view = isinstance(index, int | slice) and not self._backend.is_host  # on it the loader's is one, too
-        return map_tensors(items, lambda whole: whole[index].clone() if is_view else whole[index])
+        if self._loader.batch_sampler is None:
+            is_view = isinstance(index, int | slice) and not self._backend.is_host  # on it the loader's is one, too
+            return map_tensors(items, lambda whole: whole[index].clone() if is_view else whole[index])
+        if type(items) is list and {*map(type, items)} == {Tensor}:  # most datasets; the walk costs more
+            return [_as_stacked(whole[index]) for whole in items]
+        return map_tensors(items, lambda whole: _as_stacked(whole[index]))
 
     @property
     def full_batches(self) -> int:
@@ -229,13 +236,6 @@ class Resident(Epochs[Any]):
 
     def _restart(self, position: Position) -> None:
         self._begun = position.begun
-
-    def _index(self, drawn: Any) -> Any:
-        """The draw as an index on the device, copied there without a wait."""
-        if isinstance(drawn, int | slice):
-            return drawn
-        index = _rows(drawn)
-        return index.pin_memory().to(self._device, non_blocking=True) if self._backend.non_blocking else index
 
 
 def asked_in_advance(loader: object) -> int:

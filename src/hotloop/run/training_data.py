@@ -84,7 +84,7 @@ class TrainingData:
     ) -> Iterator[Work]:
         draws = resident.draws()
         number = stream.first
-        while drawn := list(islice(draws, self._stretch_size(resident))):
+        while drawn := list(islice(draws, self._stretch_size(resident))):  # the plan may change after each
             if len(drawn) > 1 and self._watch.batches >= self._tuner.due:
                 self._before_step(loader, transform, None, drawn, resident)
             origins = [resident.origin(place, each) for place, each in enumerate(drawn, number)]
@@ -110,7 +110,9 @@ class TrainingData:
         self._end_epoch()
 
     def _stretch_size(self, resident: Resident) -> int:
-        return 1 if self._is_one_by_one else self.stretches.size(self._switch.step.captured, resident)
+        """The number of batches for one CUDA graph."""
+        captured = self._switch.step.captured
+        return 1 if captured is None or self._is_one_by_one else self.stretches.size(captured, resident)
 
     def _begin_epoch(self, loader: Iterable[Any]) -> Stream[Any]:
         self._switch.hold(alone=True)

@@ -135,10 +135,8 @@ class Stretches:
         self._looks.made.append(seen)
         return changed
 
-    def size(self, step: CapturedStep | None, resident: Resident) -> int:
+    def size(self, step: CapturedStep, resident: Resident) -> int:
         """The number of batches for one CUDA graph."""
-        if step is None:
-            return 1
         step.check_size()
         if step.calls.plan.graph < 2 or self._refused is step or not step.is_ready or not step.calls.eagers[0].phase[0]:
             return 1
