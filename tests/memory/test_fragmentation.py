@@ -19,7 +19,7 @@ from hotloop import Loop, survive_oom
 from hotloop._torch import allocator_settings, set_allocator_settings
 from hotloop.device.backend import backend_of
 from hotloop.errors import MemoryWarning
-from hotloop.memory import fragmentation, oom
+from hotloop.memory import fragmentation
 from hotloop.memory.fragmentation import Fragmented, are_on, judged, mend
 from hotloop.step.retry import OomRetry, OutOfMemory
 
@@ -113,8 +113,9 @@ class Allocator:
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     fake = Allocator()
-    monkeypatch.setattr(oom, "statistics", lambda device: figures(9 * MIB, 9 * MIB - fake.unused, fake.unused))
-    monkeypatch.setattr(backend_of("cpu"), "has_expandable_segments", lambda: True)
+    backend = backend_of("cpu")
+    monkeypatch.setattr(backend, "memory_stats", lambda: figures(9 * MIB, 9 * MIB - fake.unused, fake.unused))
+    monkeypatch.setattr(backend, "has_expandable_segments", lambda: True)
     monkeypatch.setattr(fragmentation, "allocator_settings", lambda: fake.told[-1])
     monkeypatch.setattr(fragmentation, "set_allocator_settings", fake.change)
     return fake

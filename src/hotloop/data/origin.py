@@ -40,7 +40,8 @@ class BatchOrigin:
         broken = []
         for i in (self.indices or ())[:MOST_SAMPLES_LOOKED_AT]:
             with suppress(Exception):  # a dataset may fail in any way, and the loss is what matters here
-                if _is_broken(self.dataset[i]):
+                floats = [tensor for _, tensor in tensors_in(self.dataset[i]) if tensor.is_floating_point()]
+                if not all(bool(tensor.isfinite().all()) for tensor in floats):
                     broken.append(i)
         return broken
 
@@ -138,7 +139,3 @@ def nothing_came(loader: object, name: str = "the loader") -> EmptyLoader:
     elif loader.drop_last and loader.batch_size and items < loader.batch_size:
         why = f"its dataset has {plural(items, 'item')}, fewer than batch_size={loader.batch_size}, and drop_last is on"
     return EmptyLoader(f"{name} gave no batch: {why}", fix="check the dataset's length, batch_size and drop_last")
-
-
-def _is_broken(sample: object) -> bool:
-    return any(t.is_floating_point() and not bool(t.isfinite().all()) for _, t in tensors_in(sample))

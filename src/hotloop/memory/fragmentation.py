@@ -50,11 +50,6 @@ def judged(said: str, statistics: Mapping[str, int]) -> Fragmented | None:
     return Fragmented(requested, unused)
 
 
-def statistics(device: torch.device) -> Mapping[str, int]:
-    """The figures of the allocator; none of devices that have another one."""
-    return backend_of(device).memory_stats()
-
-
 def mend(found: Fragmented, device: torch.device) -> bool:
     """Turn on expandable segments for what is allocated from now on; whether what was asked for has a place then.
 

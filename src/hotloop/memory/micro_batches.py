@@ -102,7 +102,10 @@ def rows_of(batch: Any, items: int, rows: slice | Sequence[int]) -> Any:
     in_lists = _lists_items(batch)
 
     def lists_items(part: Any) -> bool:  # a name, a path or a number for each item
-        return _is_list(part) and len(part) == items and not any(holds_rows(item, items) for item in part)
+        if not _is_list(part) or len(part) != items:
+            return False
+        inner = (tensor for item in part for _, tensor in tensors_in(item))
+        return not any(tensor.dim() and tensor.size(0) == items for tensor in inner)
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -210,11 +213,6 @@ def count_items(batch: Any) -> int:
         return sizes.most_common(1)[0][0]  # of equals the first
     words = batch if _is_words(batch) else next((part for _, part in parts_of(batch) if _is_words(part)), None)
     return 1 if words is None else len(words)
-
-
-def holds_rows(value: Any, items: int) -> bool:
-    """Whether there is a tensor in it that has a row for each item."""
-    return any(tensor.dim() and tensor.size(0) == items for _, tensor in tensors_in(value))
 
 
 def _lists_items(batch: Any) -> bool:

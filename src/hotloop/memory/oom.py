@@ -9,7 +9,7 @@ import torch
 
 from hotloop.device.backend import backend_of, is_capturing
 from hotloop.errors import DoesNotFit, HotloopError
-from hotloop.memory.fragmentation import Fragmented, are_on, judged, statistics
+from hotloop.memory.fragmentation import Fragmented, are_on, judged
 from hotloop.memory.usage import DeviceHoldings, Usage, usage
 from hotloop.printing.text import size
 
@@ -61,7 +61,8 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, device: torch.device) -> "Failure":
         """To be asked inside the `except` block, where everything is still there."""
-        return cls(_words(error), backend_of(device).memory_allocated(), judged(str(error), statistics(device)))
+        backend = backend_of(device)
+        return cls(_words(error), backend.memory_allocated(), judged(str(error), backend.memory_stats()))
 
 
 def clear(device: torch.device) -> None:

@@ -89,9 +89,10 @@ def evaluate(
     """
     if not isinstance(model, nn.Module):
         raise BadArgument(f"the model is {an(type(model).__name__)}", fix="give a torch.nn.Module")
-    where = resolve(device) if device is not None else _device_of(model)
+    if device is None:
+        device = next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))
     precision = Plan(precision=precision).precision  # type: ignore[arg-type]  # by whichever of its names
-    return Evaluation(model, where, split).run(loader, metrics, loss, objective, predict, precision)
+    return Evaluation(model, resolve(device), split).run(loader, metrics, loss, objective, predict, precision)
 
 
 class Evaluation:
@@ -654,7 +655,3 @@ def _without_gradients(model: nn.Module) -> AbstractContextManager[Any]:
     # scripted module that has trained computes them with what was compiled for training, which refuses them.
     is_scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
     return torch.no_grad() if is_scripted or is_sharded(model) else torch.inference_mode()
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))

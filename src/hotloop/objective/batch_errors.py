@@ -3,10 +3,11 @@
 import dis
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from hotloop.errors import BadArgument, BatchError, DeviceMismatch, HotloopError
 from hotloop.memory.oom import is_out_of_memory
 from hotloop.objective.objectives import criterion_line, own_loss
+from hotloop.placement.moving import shape_of
 from hotloop.placement.sites import variables
 from hotloop.printing.text import plural
 from hotloop.values.tree import tensors_in
@@ -63,7 +65,7 @@ def explanation(
         return None
     if isinstance(error, torch.AcceleratorError):
         return _assert_on_device(error, where)
-    stack = list(_frames(error.__traceback__))
+    stack = [frame for frame, _ in walk_tb(error.__traceback__)]
     if isinstance(error, TypeError | AttributeError) and (better := _without_loss(error, model, stack, where)):
         return better
     if isinstance(error, AttributeError) and not isinstance(error.obj, list | tuple):
@@ -90,7 +92,7 @@ def explanation(
     if owner is None:
         return None
     what, fix = owner
-    shapes = "; ".join(f"{name} {_shape(t)}" for name, t in tensors_in(batch))
+    shapes = "; ".join(f"{name} {shape_of(t)}" for name, t in tensors_in(batch))
     return BatchError(f"{where} cannot be used: {what}\n  the batch: {shapes}\n  torch says: {error}", fix=fix)
 
 
@@ -125,12 +127,6 @@ def _about_inputs_together(error: AttributeError, batch: Any, where: str) -> Hot
         fix="say how it is called, in place of loss=: Loop(…, objective=lambda model, batch: loss(model(**batch[0]),"
         " batch[1])), with .logits of Hugging Face models",
     )
-
-
-def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
 
 
 def _raised_by_hand(trace: TracebackType | None) -> bool:
@@ -201,8 +197,9 @@ def _about_layer(module: nn.Module, path: str, frame: FrameType, said: str) -> t
     arrays = [name for name, value in variables(frame).items() if isinstance(value, np.ndarray)]
     own = {id(parameter) for parameter in module.parameters(recurse=False)}
     inputs = {name: t for name, t in _tensors(frame) if id(t) not in own}
-    given = " and ".join(f"{name} {_shape(t)}" for name, t in inputs.items()) or "these inputs"
-    label = f"layer {path}, {_brief(module)}," if path else f"the model, {type(module).__name__},"
+    given = " and ".join(f"{name} {shape_of(t)}" for name, t in inputs.items()) or "these inputs"
+    kind = type(module).__name__
+    label = f"layer {path}, {kind}({module.extra_repr()})," if path else f"the model, {kind},"
     if arrays and not inputs:
         return f"{label} was given a NumPy array", "convert it: torch.from_numpy(x), in the dataset or in collate_fn"
     if "Expected more than 1 value per channel" in said:
@@ -248,7 +245,7 @@ def _turned(module: nn.Module, frame: FrameType) -> str:
 def _about_loss(loss: nn.Module | str, frame: FrameType, *, by_hotloop: bool) -> tuple[str, str]:
     """What a loss was given; `by_hotloop`: called with output and target, so that the line to write is a criterion."""
     tensors = dict(_tensors(frame))
-    given = " and ".join(f"{name} {_shape(t)}" for name, t in tensors.items()) or "these tensors"
+    given = " and ".join(f"{name} {shape_of(t)}" for name, t in tensors.items()) or "these tensors"
     label = loss if isinstance(loss, str) else type(loss).__name__
     output, target = variables(frame).get("input"), tensors.get("target")
     fix: _Fix | None = None
@@ -342,11 +339,3 @@ def _assert_on_device(error: Exception, where: str) -> HotloopError:
 def _tensors(frame: FrameType) -> list[tuple[str, Tensor]]:
     named = [(name, value) for name, value in variables(frame).items() if name != "self"]
     return [pair for name, value in named for pair in tensors_in(value, name)][:4]
-
-
-def _brief(module: nn.Module) -> str:
-    return f"{type(module).__name__}({module.extra_repr()})"
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
