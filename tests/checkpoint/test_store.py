@@ -139,12 +139,10 @@ def test_damaged_and_foreign_folders_are_not_removed_and_do_not_count(tmp_path: 
         assert store.load_latest() is not None
 
 
-@pytest.mark.parametrize("number", [-1, 1.5, True, None, "3", 10**19])
-def test_keep_and_a_step_must_be_counts(tmp_path: Path, number: Any) -> None:
-    with pytest.raises(BadArgument, match="the step of a checkpoint"):
-        Store(tmp_path).save(number, tree())
+@pytest.mark.parametrize("number", [-1, 0, 1.5, True, None, "3"])
+def test_keep_must_be_a_count(tmp_path: Path, number: Any) -> None:
     with pytest.raises(BadArgument, match="keep is"):
-        Store(tmp_path, 0 if number == 10**19 else number)
+        Store(tmp_path, number)
     assert names(tmp_path) == []
 
 

@@ -8,7 +8,6 @@ import math
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,25 +71,8 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
     >>> pack({"weight": torch.zeros(2), "step": 7, "betas": (0.9, 0.999)})
     ({'weight': tensor([0., 0.])}, {'weight': {'$tensor': 'weight'}, 'step': 7, 'betas': {'$tuple': [0.9, 0.999]}})
     """
-    packing = _Packing()
-    return packing.tensors, packing.value(tree)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A tree that was taken apart on one of several ranks."""
-
-    tensors: dict[str, Tensor]  # those that are whole
-    shards: dict[str, Tensor]  # this rank's rows, where it has some
-    starts: dict[str, int]  # at which row of the whole tensor these begin
-    data: Any
-
-
-def pack_sharded(tree: Any) -> Packed:
-    """The same for a tree with `DTensor`s, whose rows lie over several ranks; nothing is gathered."""
-    packing = _Packing(takes_shards=True)
-    data = packing.value(tree)
-    return Packed(packing.tensors, packing.shards, packing.starts, data)
+    packed = Packed(tree)
+    return packed.tensors, packed.data
 
 
 def unpack(tensors: dict[str, Tensor], data: Any, shards: Mapping[str, Tensor] | None = None) -> Any:
@@ -203,17 +185,21 @@ class TreeToJson:
         return self.value(key)
 
 
-class _Packing(TreeToJson):
-    """Names tensors by their places."""
+class Packed(TreeToJson):
+    """A tree that was taken apart, with tensors named by their places.
 
-    def __init__(self, *, takes_shards: bool = False) -> None:
+    With `takes_shards`, `DTensor`s are shards, whose rows lie over several ranks; nothing is gathered.
+    """
+
+    def __init__(self, tree: Any, *, takes_shards: bool = False) -> None:
         super().__init__()
-        self.tensors: dict[str, Tensor] = {}
-        self.shards: dict[str, Tensor] = {}
-        self.starts: dict[str, int] = {}
+        self.tensors: dict[str, Tensor] = {}  # those that are whole
+        self.shards: dict[str, Tensor] = {}  # this rank's rows, where it has some
+        self.starts: dict[str, int] = {}  # at which row of the whole tensor these begin
         self._takes_shards = takes_shards
         self._names: set[str] = set()
         self._known: dict[Any, str] = {}  # memory → the name it is stored under
+        self.data = self.value(tree)
 
     def tensor(self, tensor: Tensor) -> Any:
         data = tensor.detach()
@@ -236,7 +222,7 @@ class _Packing(TreeToJson):
 
     def _shard(self, tensor: Any) -> Any:
         """The rows of this rank. All ranks give a tensor the same name: its place, whether they have rows or not."""
-        entry = ShardEntry.of(tensor)
+        entry = ShardEntry.of_sharded(tensor)
         if entry is None:
             raise self.error(f"a tensor of {tensor.dtype} with the placements {tensor.placements}")
         rows = tensor.to_local()

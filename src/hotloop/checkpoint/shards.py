@@ -5,7 +5,6 @@ A rank's file is a safetensors file whose header says where its rows begin, in t
 """
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from hotloop.checkpoint import folders
 from hotloop.checkpoint.sums import Sum, shard_name
-from hotloop.checkpoint.tensorfile import DTYPE_NAMES, DTYPES, Source, write_tensors
+from hotloop.checkpoint.tensorfile import DTYPE_NAMES, DTYPES, Source, TensorEntry, write_tensors
 from hotloop.errors import OutputError
 from hotloop.printing.text import plural, printable
 from hotloop.values.tree import leaves
@@ -31,15 +30,13 @@ SHORT = 5.0  # the same once the run has failed: another rank may be no more
 
 
 @dataclass(frozen=True)
-class ShardEntry:
+class ShardEntry(TensorEntry):
     """A tensor whose rows, along its first dimension, lie over several ranks."""
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
     starts: tuple[int, ...]  # where the rows of each rank begin, and at last their number
 
     @classmethod
-    def of(cls, tensor: Any) -> "ShardEntry | None":
+    def of_sharded(cls, tensor: Any) -> "ShardEntry | None":
         """The entry of a `DTensor` as FSDP2 makes them; None for one that is sharded in another way."""
         mesh, placements = tensor.device_mesh, tensor.placements
         if mesh.ndim != 1 or len(placements) != 1 or not placements[0].is_shard(0) or tensor.dtype not in DTYPE_NAMES:
@@ -51,10 +48,6 @@ class ShardEntry:
     def rows(self, rank: int) -> tuple[int, int]:
         """The rows that a rank has written."""
         return self.starts[rank], self.starts[rank + 1]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     def to_json(self) -> dict[str, Any]:
         return {"dtype": DTYPE_NAMES[self.dtype], "shape": list(self.shape), "starts": list(self.starts)}

@@ -67,7 +67,7 @@ class Store:
 
     def write(self, step: int, sources: Sequence[Source], state: Any, *, score: float | None = None) -> Path:
         """The same for a tree that `pack` took apart, with tensors that may still be on their way to the host."""
-        with self.begin(as_step(step)) as making:
+        with self.begin(step) as making:
             return self.finish(making, step, sources, state, score=score)
 
     @contextmanager
@@ -106,7 +106,7 @@ class Store:
 
         `others` waits for the files of all ranks.
         """
-        step, score = as_step(step), as_score(score)
+        score = as_score(score)
         content = json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
         if len(content) > LARGEST_STATE:
             raise BadArgument(
@@ -222,13 +222,6 @@ class Store:
                 fix="name a readable folder",
             ) from error
         return [_look(entry, int(match[1])) for entry in entries if (match := _NAME.fullmatch(entry.name))]
-
-
-def as_step(step: int) -> int:
-    """A step as a count; anything else is refused."""
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**19:
-        raise BadArgument(f"the step of a checkpoint is {step!r}", fix="give the number of updates so far")
-    return step
 
 
 def as_score(score: float | None) -> float | None:

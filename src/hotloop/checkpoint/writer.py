@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from hotloop.checkpoint.codec import pack, pack_sharded
+from hotloop.checkpoint.codec import Packed, pack
 from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.host_copies import Snapshots
 from hotloop.checkpoint.shards import Team, received, write_shard
-from hotloop.checkpoint.store import Store, as_score, as_step
+from hotloop.checkpoint.store import Store, as_score
 from hotloop.checkpoint.tensorfile import Source
 from hotloop.errors import BadArgument, HotloopError, OutputError
 from hotloop.printing.text import printable
@@ -51,7 +51,7 @@ class Writer:
         The device is not waited for. If the last one is still being written this one is skipped, unless `wait` is set.
         A tree that checkpoints cannot hold is an error here; what goes wrong later is kept in `problems`.
         """
-        step, score = as_step(step), as_score(score)
+        score = as_score(score)
         if self._closed:
             raise BadArgument("this writer of checkpoints is closed", fix="make another one for the same store")
         if self.team is not None:
@@ -119,7 +119,7 @@ class Writer:
                 self.wait()
                 if not folder.is_dir():
                     raise OutputError(f"{printable(str(self.store.folder))} is not the folder of rank 0", fix=_SHARED)
-                packed = pack_sharded(tree)
+                packed = Packed(tree, takes_shards=True)
                 whole = self._snapshots.take(packed.tensors) if team.is_first else []
                 shards = self._snapshots.take(packed.shards)
             except (RuntimeError, MemoryError, HotloopError, OSError) as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from hotloop.checkpoint.codec import pack, pack_sharded
+from hotloop.checkpoint.codec import Packed
 from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.folders import FolderLock, InUse
 from hotloop.checkpoint.reader import Checkpoint
@@ -106,7 +106,7 @@ class Saver:
 
     def check(self, tree: dict[str, Any]) -> None:
         """Raise for what a checkpoint cannot hold, before time is spent on training."""
-        pack(tree) if self.writer.team is None else pack_sharded(tree)
+        Packed(tree, takes_shards=self.writer.team is not None)
 
     def __enter__(self) -> Self:
         return self
