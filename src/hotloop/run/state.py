@@ -404,7 +404,7 @@ class ModelState(HasState):
             "model": modules[0].state_dict(),
             "others": [module.state_dict() for module in modules[1:]],
             "loose": _loose(self._core),
-            "buffers": [_unsaved(module) for module in modules],
+            "buffers": [_unsaved_values(module) for module in modules],
             "resized": sorted(name for name in now if now[name] != self._buffers.get(name)),
         }
 
@@ -440,7 +440,7 @@ class ModelState(HasState):
                 self.missing += _load_buffers(module, values, resized, core.subject.device)
 
     def _shapes_of_buffers(self) -> dict[str, str]:
-        every = (shapes_of(_unsaved(module)) for module in modules_of(self._core))
+        every = (shapes_of(_unsaved_values(module)) for module in modules_of(self._core))
         return {f"{number} {name}": shape for number, shapes in enumerate(every) for name, shape in shapes.items()}
 
 
@@ -455,14 +455,18 @@ def _numbered(tensors: list[Tensor]) -> dict[str, Tensor]:
     return {f"number {number}": tensor for number, tensor in enumerate(tensors, 1)}
 
 
-def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
-    """Non-persistent buffers, which a state_dict leaves out though training may change them."""
+def _unsaved(module: nn.Module) -> dict[str, tuple[dict[str, Tensor | None], str]]:
+    """Non-persistent buffers, which a state_dict leaves out though training may change them: where each is held."""
     return {
-        _joined(path, name): buffer
+        f"{path}.{name}" if path else name: (buffers_of(inner), name)
         for path, inner in module.named_modules()
-        for name, buffer in buffers_of(inner).items()
+        for name in buffers_of(inner)
         if name in unsaved_buffers_of(inner)
     }
+
+
+def _unsaved_values(module: nn.Module) -> dict[str, Tensor | None]:
+    return {full: table[name] for full, (table, name) in _unsaved(module).items()}
 
 
 @torch.no_grad()
@@ -471,17 +475,16 @@ def _load_buffers(
 ) -> list[str]:
     """Load non-persistent buffers; returns the names of those whose shape differs and was not changed in training."""
     missing = []
-    for path, inner in module.named_modules():
-        for name, buffer in buffers_of(inner).items():
-            if (full := _joined(path, name)) not in values:
-                continue
-            value = values[full]
-            if buffer is not None and value is not None and (value.shape, value.dtype) == (buffer.shape, buffer.dtype):
-                buffer.copy_(value)
-            elif full in resized:
-                buffers_of(inner)[name] = None if value is None else value.to(device)
-            elif value is not buffer:
-                missing.append(full)
+    for full, (table, name) in _unsaved(module).items():
+        buffer, value = table[name], values.get(full)
+        if full not in values or value is buffer:
+            continue
+        if buffer is not None and value is not None and (value.shape, value.dtype) == (buffer.shape, buffer.dtype):
+            buffer.copy_(value)
+        elif full in resized:
+            table[name] = None if value is None else value.to(device)
+        else:
+            missing.append(full)
     return missing
 
 
@@ -541,7 +544,3 @@ def weights_of(core: Core) -> dict[str, Tensor]:
     trained = (parameter for each in core.subject.objectives for parameter in each.parameters)
     several = dict.fromkeys([*core.subject.model.parameters(), *trained]) if core.switch.step.counts.steps else {}
     return {names.get(id(p), f"parameter {n}"): p for n, p in enumerate(several) if not is_lazy(p)}
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
