@@ -22,7 +22,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import date, time, timedelta
 from mmap import mmap
 from numbers import Number
@@ -51,7 +50,7 @@ from hotloop._torch import (
 from hotloop.placement.sites import is_users_file
 from hotloop.values.attributes import HOOKS_INSTALLED
 from hotloop.values.code import digest_of, names_in
-from hotloop.values.kinds import WORD_TYPES, has_values, is_restored
+from hotloop.values.kinds import WORD_TYPES, Kinds, has_values, is_restored
 from hotloop.values.rng import Generator, Rng, with_arrays
 from hotloop.values.tree import leaves
 
@@ -92,12 +91,21 @@ _CLOSED = (  # nothing in these is a person's state
     logging.Logger,
     logging.Handler,
 )
+_CORE = "hotloop.run.core"  # what a loop keeps itself, where the objective is a method of an object that has one
+# What a look does with objects of a type; asked for thousands of them in each.
+_IS_WORD = Kinds(lambda kind: kind in _WORDS or issubclass(kind, _VALUES))
+_IS_NUMBER = Kinds(lambda kind: issubclass(kind, _NUMBERS))
+_HAS_MARK = Kinds(lambda kind: issubclass(kind, (Tensor, np.ndarray, *_MEMORY, *_QUEUES, *get_args(Generator))))
+_IS_ENGINE = Kinds(lambda kind: str(kind.__module__).startswith(ENGINES) and not issubclass(kind, nn.Module))
+_IS_OPEN = Kinds(  # whether there may be a person's state in it
+    lambda kind: not (_IS_ENGINE[kind] or issubclass(kind, _CLOSED) or kind.__module__ == _CORE)
+)
+_IS_MAPPING = Kinds(lambda kind: issubclass(kind, _MAPPINGS) or (issubclass(kind, Mapping) and not kind.__dictoffset__))
 # Global generators, whose states everybody restores, and what changes whenever something is imported.
 _LOOKED_AFTER: tuple[Any, ...] = (
     *(random.random.__self__, np.random.random.__self__, torch.default_generator),  # type: ignore[attr-defined]
     sys.modules,
 )
-_CORE = "hotloop.run.core"  # what a loop keeps itself, where the objective is a method of an object that has one
 _CAPTURING = "transformers.utils.output_capturing"
 # What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
 _OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_scale", "found_inf", "step"}
@@ -115,7 +123,7 @@ class Place(NamedTuple):
 
     @property
     def has_number(self) -> bool:
-        return isinstance(self.value, _NUMBERS)
+        return _IS_NUMBER[type(self.value)]
 
     def read(self) -> Any:
         table, key = self.table, self.key
@@ -391,8 +399,7 @@ class _Walk:
     def visit(self, value: Any, path: str, depth: int) -> None:
         """A root, or a part of what was visited: leaves are noted, the rest waits for its turn."""
         kind: type = type(value)
-        traits = _traits_of(kind)
-        if traits.is_word:
+        if _IS_WORD[kind]:
             self.seen.values[path] = value if kind is not str or len(value) < 256 else hash(value)
             return
         if kind in _TABLES and not value:  # of which something is seen once it holds something
@@ -405,7 +412,7 @@ class _Walk:
             return
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
             self.visit(value.reshape(-1).tolist(), path, depth)
-        elif traits.has_mark:
+        elif _HAS_MARK[kind]:
             self.seen.values[path] = _mark(value)
             if isinstance(value, Generator):
                 self.seen.generators[path] = value
@@ -417,7 +424,7 @@ class _Walk:
             self.visit(value.__self__, path, depth)  # such as `log.append`
         elif kind is ContextVar:
             self.visit(value.get(None), path, depth)
-        elif traits.is_open or (not traits.is_engine and _is_own_class(value)):
+        elif _IS_OPEN[kind] or (not _IS_ENGINE[kind] and _is_own_class(value)):
             self._later.append((value, path, depth + 1))
 
     def finish(self) -> None:
@@ -429,11 +436,9 @@ class _Walk:
                 self.seen.complete = False
 
     def _inside(self, value: Any, path: str, depth: int) -> None:
-        kind: type = type(value)
-        traits = _traits_of(kind)
-        if traits.is_mapping:
+        if _IS_MAPPING[type(value)]:
             self._mapping(value, path, depth)
-        if traits.is_sequence:
+        if isinstance(value, list | tuple | deque):
             self._sequence(value, path, depth)
         elif isinstance(value, set | frozenset):
             is_plain = set(map(type, value)).issubset(_WORDS)  # then it is hashed without a call for each of its words
@@ -452,7 +457,7 @@ class _Walk:
             self.seen.caches[path] = value.cache_info().misses
         elif isinstance(value, type):
             self._class(value, path, depth)
-        elif traits.is_iterator and not hasattr(value, "__dict__"):
+        elif isinstance(value, Iterator) and not hasattr(value, "__dict__"):
             self._iterator(value, path, depth)
         has_attributes = isinstance(getattr(value, "__dict__", None), dict) or self._has_slots(type(value))
         if has_attributes and not isinstance(value, type) and value is not os.environ:  # of which the entries are all
@@ -518,8 +523,7 @@ class _Walk:
 
     def _note_place(self, table: object, key: Any, part: Any, path: str) -> None:
         kind: type = type(part)
-        traits = _traits_of(kind)
-        if traits.is_number or (self._hold and not traits.is_word):
+        if _IS_NUMBER[kind] or (self._hold and not _IS_WORD[kind]):
             self.seen.places.append(Place(table, key, part, path))
 
     def _mapping(self, value: Any, path: str, depth: int) -> None:
@@ -607,12 +611,11 @@ class _FullWalk(_Walk):
             return
         super().visit(value, path, depth)
         kind: type = type(value)
-        traits = _traits_of(kind)
-        if traits.is_word:
+        if _IS_WORD[kind]:
             self.seen.values[path] = kind, value  # 1 is not True
             return
         self._pay(OBJECT)
-        self.seen.complete &= not traits.is_engine
+        self.seen.complete &= not _IS_ENGINE[kind]
         if isinstance(value, Tensor | np.ndarray) and path in self.seen.values:
             self.seen.values[path] = self.seen.values[path], self._sum_of(value)
 
@@ -655,35 +658,6 @@ class _FullWalk(_Walk):
     def _pay(self, entries: int) -> None:
         self._cost += entries
         self.seen.complete &= self._cost <= MOST_COMPARED
-
-
-@dataclass(frozen=True)
-class _Traits:
-    """What a look does with objects of a type; asked for thousands of them in each."""
-
-    is_word: bool
-    is_number: bool
-    has_mark: bool
-    is_engine: bool
-    is_open: bool  # whether there may be a person's state in it
-    is_mapping: bool
-    is_sequence: bool
-    is_iterator: bool
-
-
-@functools.lru_cache(4096)
-def _traits_of(kind: type) -> _Traits:
-    is_engine = str(kind.__module__).startswith(ENGINES) and not issubclass(kind, nn.Module)
-    return _Traits(
-        is_word=kind in _WORDS or issubclass(kind, _VALUES),
-        is_number=issubclass(kind, _NUMBERS),
-        has_mark=issubclass(kind, (Tensor, np.ndarray, *_MEMORY, *_QUEUES, *get_args(Generator))),
-        is_engine=is_engine,
-        is_open=not is_engine and not issubclass(kind, _CLOSED) and kind.__module__ != _CORE,
-        is_mapping=issubclass(kind, _MAPPINGS) or (issubclass(kind, Mapping) and not kind.__dictoffset__),
-        is_sequence=issubclass(kind, list | tuple | deque),
-        is_iterator=issubclass(kind, Iterator),
-    )
 
 
 def is_ours(thing: Any) -> bool:
