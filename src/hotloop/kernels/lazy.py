@@ -22,6 +22,7 @@ from hotloop.kernels.images import (
     is_image,
     shift_scales,
 )
+from hotloop.values.tree import map_leaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,10 +273,4 @@ _TOLD_BY_SHAPE = {
 
 def _images(values: Any) -> Any:
     """The same values with each lazy image as a tensor."""
-    if isinstance(values, LazyImage):
-        return values.image()
-    if type(values) in (tuple, list):
-        return type(values)(map(_images, values))
-    if type(values) is dict:
-        return {name: _images(value) for name, value in values.items()}
-    return values
+    return map_leaves(values, lambda leaf: leaf.image() if isinstance(leaf, LazyImage) else leaf)
