@@ -5,7 +5,6 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,6 +21,8 @@ HOOKS_INSTALLED = "_output_capturing_hooks_installed"  # of transformers, on a m
 LOST: Any = object()
 LITTLE = 1 << 20  # bytes of the tensors in an attribute of a dataset, where more is data or a cache of it
 _LARGE = 1 << 20  # bytes of a tensor or array from which on it is not kept alive for a comparison
+_NUMBER = (*NUMBERS, np.number, np.bool_)
+_FAMILIES: tuple[Any, ...] = (_NUMBER, SEQUENCES, SETS, dict, Tensor)
 _NAME = re.compile(r"[\w .-]*")  # of a phase, a mode or a layer, which training changes
 
 
@@ -126,29 +127,27 @@ class ValueSnapshot:
 
 
 class _LeafSnapshot:
-    """A tensor or an array."""
+    """A tensor, known by how often it was written, or an array, known by a digest."""
 
     def __init__(self, leaf: Any) -> None:
         is_large = leaf.nbytes > _LARGE
-        self._version = _version(leaf)
-        self._digest = _digest(leaf) if isinstance(leaf, np.ndarray) else None
         self._leaf: Callable[[], Any]
-        if isinstance(leaf, np.ndarray):
-            self._leaf = partial(_same, LOST if is_large else leaf.copy())
+        if isinstance(leaf, Tensor):
+            self._mark: object = version_of(leaf)
+            self._leaf = weakref.ref(leaf) if is_large else lambda: leaf
         else:
-            self._leaf = weakref.ref(leaf) if is_large else partial(_same, leaf)
+            copy = LOST if is_large else leaf.copy()
+            self._mark, self._leaf = _digest(leaf), lambda: copy
 
     @property
     def value(self) -> Any:
         leaf = self._leaf()
         if isinstance(leaf, np.ndarray):
             return leaf.copy()
-        return leaf if isinstance(leaf, Tensor) and self._version == _version(leaf) is not None else LOST
+        return leaf if isinstance(leaf, Tensor) and self._mark == version_of(leaf) is not None else LOST
 
     def fits(self, leaf: Any) -> bool:
-        if isinstance(leaf, np.ndarray):
-            return self._digest == _digest(leaf)
-        return self.value is leaf
+        return self._mark == _digest(leaf) if isinstance(leaf, np.ndarray) else self.value is leaf
 
 
 def devices_of(value: object) -> list[str]:
@@ -178,19 +177,12 @@ def may_become(owner: object, name: str, value: object) -> bool:
     if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in _words_in(value)):
         return False
     now, kinds = vars(owner)[name], {_family(vars(owner)[name]), _family(value)}
-    return len(kinds) == 1 or now is None or value is None or kinds <= {float, Tensor, np.ndarray}
+    return len(kinds) == 1 or now is None or value is None or kinds <= {_NUMBER, Tensor, np.ndarray}
 
 
-def _family(value: object) -> type:
+def _family(value: object) -> object:
     """The kind of a value, where those that take each other's place are one: all numbers, all sequences."""
-    families: dict[type, tuple[type, ...]] = {
-        float: (*NUMBERS, np.number, np.bool_),
-        list: SEQUENCES,
-        set: SETS,
-        dict: (dict,),
-        Tensor: (Tensor,),
-    }
-    return next((name for name, kinds in families.items() if isinstance(value, kinds)), type(value))
+    return next((kinds for kinds in _FAMILIES if isinstance(value, kinds)), type(value))
 
 
 def _words_in(value: object) -> Iterator[str | bytes]:
@@ -235,15 +227,6 @@ def _in_place(now: Any, value: Any) -> bool:
         now.clear()
         refill(now, held_by(value))
     return is_alike
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _version(value: Any) -> int | None:
-    """How often a tensor was changed in place, where that is known."""
-    return version_of(value) if isinstance(value, Tensor) else None
 
 
 def _digest(array: Any) -> str:
