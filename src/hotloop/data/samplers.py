@@ -6,7 +6,7 @@ nothing, since all ranks take part in every update.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from itertools import islice
 from typing import Any
 
@@ -113,10 +113,6 @@ def draw_base_seed(loader: DataLoader[Any]) -> int:
 
 class RankItems(Dealt):
     """What can be iterated and is no DataLoader over indices: each rank reads all of it and keeps its batches."""
-
-    def __init__(self, loader: Iterable[Any], ranks: Ranks, *, fills: bool) -> None:
-        super().__init__(loader, ranks, fills=fills)
-        self.loader = loader
 
 
 def shared(loader: Any, ranks: Ranks, *, fills: bool = True) -> Any:

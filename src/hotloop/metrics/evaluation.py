@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, Self
@@ -522,17 +522,21 @@ class _Tally:
     def add_losses(self, batch: Any, items: int, key: Any, objective: Objective, model: nn.Module) -> None:
         """Add the losses of a batch, weighed as those of the same `key`, not None, were, or as a comparison shows."""
         ways = None if key is None else self._ways.get(key)
-        with self._weighing.looked_at(model) if ways is None else nullcontext():
-            losses, counts = observed(objective, objective, model, batch, None if ways is None else ways.values())
-        if ways is None:
-            assert isinstance(counts, Denominators)
+        if ways is not None:
+            counters = [way.counter() for way in ways.values()]
+            counts = counters[0] if len({*map(type, counters)}) == 1 else Denominators()
+            losses = observed(objective, objective, model, batch, counts)
+        else:
+            counts = every = Denominators()
+            with self._weighing.looked_at(model):
+                losses = observed(objective, objective, model, batch, every)
             probe = Probe(objective, model, [model], self._device, learns=False)
             last = next(reversed(self._ways.values()), {})
             known = probe if len(self._ways) < SHAPES else None
-            ways = self._weighing.ways(losses, counts, batch, items, known, last)
-            counts.forget()
+            ways = self._weighing.ways(losses, every, batch, items, known, last)
+            every.forget()
             if ways is None:
-                self._untold.append((losses, counts, items))
+                self._untold.append((losses, every, items))
                 return
             self._ways[key] = ways
         self._add_weighed(losses, counts, items, ways)

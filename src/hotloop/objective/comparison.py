@@ -1,7 +1,7 @@
 """`Probe`: compares the loss of a batch and its gradient with those of its parts, and finds how the parts weigh."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from math import isclose, isfinite, isnan
@@ -49,6 +49,12 @@ class PartWeight:
         words = {"items": "weighed by items", "sum": "added up", "given": "as your function weighs them"}
         return words.get(self.kind, "weighed by what they are means over")
 
+    def counter(self) -> Denominators | ClassCounts | None:
+        """Notes in a pass what losses of this weight are counted by; None where nothing need be noted."""
+        if self.kind != "count":
+            return None
+        return ClassCounts() if self.is_of_classes else Denominators()
+
 
 ITEMS, SUM, GIVEN = PartWeight("items"), PartWeight("sum"), PartWeight("given")
 
@@ -78,18 +84,17 @@ def observed(
     plain: Objective,
     model: nn.Module,
     batch: Any,
-    ways: Collection[PartWeight] | None,
+    counts: Denominators | ClassCounts | None,
     name: str = "loss",
     items: int | None = None,
-) -> tuple[Losses, Denominators | ClassCounts | None]:
-    """The losses of a batch, and those counts that `ways` need; all of them where no ways are known.
+) -> Losses:
+    """The losses of a batch, while `counts` are noted.
 
     `plain` is `objective`, not compiled or watched: the compiler traces no other counts than those of classes.
     """
-    if ways is not None and not any(way.kind == "count" for way in ways):
-        return losses_of(objective, model, batch, name, items), None
-    of_classes = ways is not None and all(way.is_of_classes for way in ways)
-    counts = ClassCounts() if of_classes else Denominators()
+    if counts is None:
+        return losses_of(objective, model, batch, name, items)
+    of_classes = isinstance(counts, ClassCounts)
     called = objective if of_classes else plain
     criterion = None if called is not plain else getattr(plain, "criterion", None)
     with nullcontext() if of_classes else eager():
@@ -103,7 +108,7 @@ def observed(
                 output, target = predict(model, batch)
             with counts:
                 returned = criterion(logits_of(output), target)
-    return uniform(returned, batch, name, items), counts
+    return uniform(returned, batch, name, items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,14 +334,13 @@ class Probe:
         before.take()
         draw(drawn)
         states = _host_states() if watches else {}
-        settled = _Settled()
+        settled, counts = _Settled(), Denominators()
         off = torch.autocast(self.device.type, enabled=False) if context is None else context
         try:
             with warnings.catch_warnings(), torch.set_grad_enabled(grad), off, eager(), _in_eval(self.modules):
                 warnings.simplefilter("ignore")  # the step itself says it
                 with settled:
-                    losses, counts = observed(self.objective, self.objective, self.model, batch, None)
-                    assert isinstance(counts, Denominators)
+                    losses = observed(self.objective, self.objective, self.model, batch, counts)
                     gradients = self._gradients(losses.total) if grad else None
             total = losses.total.detach()
             values = {name: float(value.detach().double().item()) for name, value in losses.parts.items()}

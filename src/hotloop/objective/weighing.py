@@ -26,7 +26,7 @@ from hotloop.objective.comparison import (
     way_of_pytorch,
 )
 from hotloop.objective.objectives import Losses, Objective, items_in, shapes_in
-from hotloop.objective.reductions import Denominators, Number
+from hotloop.objective.reductions import ClassCounts, Denominators, Number
 from hotloop.plan import Split
 from hotloop.printing.text import shorten
 from hotloop.values.reach import CallEffects
@@ -203,13 +203,16 @@ class Weighing:
         """The losses of a batch or a part of one, and their weight; `plain` is `objective`, not compiled or watched."""
         known = self._known[name]
         way = GIVEN if weight is not None else verdict.way or known.own.get(shapes_in(batch))
-        with nullcontext() if way is not None else self.looked_at(model):
-            losses, counts = observed(objective, plain, model, batch, None if way is None else [way], name, items)
         if way is None:
-            assert isinstance(counts, Denominators)
-            way = self._uncompared(known, losses, counts, batch, items, is_part=is_part)
-        elif isinstance(counts, Denominators) and self._compiles and objective is not plain:
-            self.tell("eager")
+            counts: Denominators | ClassCounts | None = (every := Denominators())
+            with self.looked_at(model):
+                losses = observed(objective, plain, model, batch, every, name, items)
+            way = self._uncompared(known, losses, every, batch, items, is_part=is_part)
+        else:
+            counts = way.counter()
+            losses = observed(objective, plain, model, batch, counts, name, items)
+            if isinstance(counts, Denominators) and self._compiles and objective is not plain:
+                self.tell("eager")
         weight = counts.value_at(way.place) if counts is not None else weight
         losses = self._weighed(losses, way, items, weight, reads=is_part)
         if verdict.way is not None and known.first is not None:
