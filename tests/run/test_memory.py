@@ -639,7 +639,7 @@ def test_pieces_grow_back_when_there_is_more_room(graph: int) -> None:
         losses_of(loop, 1)
         assert loop.plan.micro_batch is not None
     failures = loop.out_of_memory
-    losses_of(loop, 40)  # 320 steps: the room is looked at every few, and it doubles after 50
+    losses_of(loop, 40)  # 320 steps: it doubles after 50
     assert loop.plan.micro_batch is None
     assert loop.out_of_memory == failures
 

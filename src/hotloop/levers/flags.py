@@ -1,7 +1,7 @@
 """How an optimizer computes (`fused`, `foreach`, `capturable`), and where it has its state: the affair of a plan."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from itertools import zip_longest
@@ -17,6 +17,8 @@ from hotloop._torch import COUNTS, global_step_hooks, step_hooks
 from hotloop.levers.base import Undo
 
 FLAGS = ("fused", "foreach", "capturable")
+
+_NOTHING = nullcontext()
 
 _AS_PLANNED = ContextVar("_AS_PLANNED", default=False)
 _HELD: "WeakKeyDictionary[Optimizer, ref[PlannedFlags]]" = WeakKeyDictionary()  # which the optimizer's hooks keep alive
@@ -128,10 +130,9 @@ def settle_state(optimizer: Optimizer) -> None:
                     state[name] = _as_its_weight(value, parameter)
 
 
-@contextmanager
 def fused_steps(
     optimizers: Iterable[Optimizer], *, has_scaler: bool = False, is_scaled: bool = False, by_hand: bool = False
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Around steps: restore what fused kernels rely on, such as strides, which a person's hooks may have changed.
 
     A parameter group with a sparse gradient, which no kernel takes, goes on without one, unless `has_scaler`: a scaler
@@ -139,13 +140,24 @@ def fused_steps(
     gradients are still multiplied by the scale of fp16. `by_hand`: around code of the person, which may step an
     optimizer or not.
     """
-    prepare, added = partial(_prepare, has_scaler=has_scaler, is_scaled=is_scaled), []
+    fused = []
     for optimizer in optimizers:
-        if any(group.get("fused") for group in optimizer.param_groups):
-            if not by_hand:
-                prepare(optimizer)
-            if by_hand or step_hooks(optimizer) or global_step_hooks():
-                added.append(optimizer.register_step_pre_hook(prepare))
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                fused.append(optimizer)
+                break
+    prepare = partial(_prepare, has_scaler=has_scaler, is_scaled=is_scaled)
+    return _prepared(fused, prepare, by_hand=by_hand) if fused else _NOTHING
+
+
+@contextmanager
+def _prepared(optimizers: Sequence[Optimizer], prepare: Callable[..., None], *, by_hand: bool) -> Iterator[None]:
+    added = []
+    for optimizer in optimizers:
+        if not by_hand:
+            prepare(optimizer)
+        if by_hand or step_hooks(optimizer) or global_step_hooks():
+            added.append(optimizer.register_step_pre_hook(prepare))
     try:
         yield
     finally:

@@ -31,6 +31,12 @@ class Waits:
         self.in_packages += is_in_package()
         self.at_masks += is_in_transformer()
 
+    def add(self, other: "Waits") -> None:
+        """Note those of another block, too."""
+        self.sites.update(other.sites)
+        self.in_packages += other.in_packages
+        self.at_masks += other.at_masks
+
     def __len__(self) -> int:
         return self.sites.total()
 

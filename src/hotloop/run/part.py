@@ -184,13 +184,11 @@ class Parts:
         self.finish = _each(self._having("finish")[::-1])
         for hook in ("before_step", "after_step", "is_due"):  # the kernel calls them itself, in every step
             setattr(self, hook, tuple(self._having(hook)))
-        self._evaluate = self._having("evaluate")
-        self._needs_epochs_now = any(part.needs_epochs_now for part in self.all)
 
     @property
     def evaluates(self) -> bool:
         """Whether epochs are evaluated."""
-        return bool(self._evaluate)
+        return bool(self._having("evaluate"))
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -205,7 +203,8 @@ class Parts:
         return any(is_due() for is_due in self.is_due)
 
     def known_epochs(self, wait: bool) -> list[tuple[Epoch, bool]]:
-        several = [known(wait or self._needs_epochs_now) for known in self._having("known_epochs")]
+        wait = wait or any(part.needs_epochs_now for part in self.all)
+        several = [known(wait) for known in self._having("known_epochs")]
         return [each for known in several for each in known]
 
     def complete(self, epoch: Epoch) -> Epoch:
@@ -214,7 +213,7 @@ class Parts:
         return epoch
 
     def evaluate(self, epoch: Epoch) -> Epoch:
-        for evaluate in self._evaluate:
+        for evaluate in self._having("evaluate"):
             epoch = evaluate(epoch)
         return epoch
 

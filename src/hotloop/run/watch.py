@@ -86,21 +86,18 @@ class SingleLosses:
     """Losses of single batches: of what can wait, nothing is done in each step."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Tensor, int, BatchOrigin | None]] = []
+        self.waiting: list[tuple[Tensor, int, BatchOrigin | None]] = []
         self._most = 1  # that wait: about as many as come in half the interval of looks
         self._taken = 0.0  # when they were last taken
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(self, loss: Tensor, items: int, origin: BatchOrigin | None) -> bool:
         """Let a loss wait; returns whether all of them are to be taken now."""
-        self._waiting.append((loss, items, origin))
-        return len(self._waiting) >= self._most
+        self.waiting.append((loss, items, origin))
+        return len(self.waiting) >= self._most
 
     def take(self, now: float) -> Iterator[tuple[int, tuple[Tensor, ...], tuple[BatchOrigin | None, ...]]]:
         """The losses that wait, by the items of their batches: items, losses, origins."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         passed, self._taken = now - self._taken, now
         self._most = min(max(int(len(waiting) * READ_EVERY / 2 / max(passed, 1e-9)), 1), MOST_SINGLE)
         for items, alike in groupby(waiting, key=itemgetter(1)):
@@ -109,7 +106,7 @@ class SingleLosses:
 
     def drop(self) -> None:
         """Forget those that wait."""
-        self._waiting = []
+        self.waiting = []
 
 
 class Watch(HasState):
@@ -153,16 +150,16 @@ class Watch(HasState):
     @property
     def batches(self) -> int:
         """Batches since the start of the run."""
-        return self._batches + len(self._single)
+        return self._batches + len(self._single.waiting)
 
     @property
     def items_seen(self) -> bool:
         """Whether the epoch had a batch."""
-        return bool(self._single) or not self._losses.is_empty
+        return bool(self._single.waiting) or not self._losses.is_empty
 
     def begin_epoch(self, epoch: int = 1, stream: Stream[Any] | None = None) -> None:
         """Reset the sums; `stream` is the source of the batches."""
-        self._batches += len(self._single)
+        self._batches += len(self._single.waiting)
         self._single.drop()
         self._stream = stream
         self.items, self._losses = 0, EpochLosses(epoch)
@@ -170,7 +167,7 @@ class Watch(HasState):
     def _note_single(self) -> float:
         """Add the losses of single batches that wait; returns the time."""
         now = time.monotonic()
-        if self._single:
+        if self._single.waiting:
             self.names = _ONE
             for items, losses, origins in self._single.take(now):
                 self._add(losses, items, origins)

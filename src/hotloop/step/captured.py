@@ -19,6 +19,7 @@ from hotloop.step.capture_warm_up import CaptureWarmUp
 from hotloop.step.captured_graph import (
     CannotCapture,
     CapturedGraph,
+    Gradients,
     Rates,
     StaticBatch,
     capture_stream,
@@ -34,7 +35,6 @@ SHAPE_FROM, MOST_SHAPES = 10, 48  # times that another shape was seen when it is
 CAN_CHANGE = "changes while it runs, which a capture would freeze"
 
 T = TypeVar("T")
-Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
 
 
 class Dependent(Protocol):
@@ -185,22 +185,22 @@ class CapturedStep:
             static = StaticBatch.of(batch)
         if self._rates is None:
             self._rates = Rates(self.calls.optimizers, 1, self.calls.device)
-        size = self.calls.size_of(batch)
-        with self._rates.of_step(0), self.capturing(afresh=afresh, pool=pool) as graph:
-            graph.static, graph.rates, graph.form = static, self._rates, form
+        size, graph = self.calls.size_of(batch), CapturedGraph(self._rates, static)
+        with self._rates.of_step(0), self.capturing(graph, afresh=afresh, pool=pool):
+            graph.begin_step(form)
             given = static.fresh()
             for call in self.calls.calls:
                 call(given, size)
         return graph
 
     @contextmanager
-    def capturing(self, *, afresh: bool, pool: Any = None) -> Iterator[CapturedGraph]:
+    def capturing(self, graph: CapturedGraph, *, afresh: bool, pool: Any = None) -> Iterator[None]:
         """Capture the calls of eager steps inside the block; nothing is counted, since nothing runs.
 
         `afresh`: start with new gradients, else accumulate into the present ones. `pool`: memory shared with other
         graphs.
         """
-        calls, looks, graph, captured = self.calls, self._warm_up.looks, CapturedGraph(), Inspection()
+        calls, looks, captured = self.calls, self._warm_up.looks, Inspection()
         if not afresh:
             self._show(self._gradients)
         self._shown = None  # a capture that fails leaves gradients which nothing has computed
@@ -214,16 +214,17 @@ class CapturedStep:
                 around.enter_context(watching(calls.eagers, partial(operations_of, captured)))
             # What the host draws in a pass that does not run is drawn by its replay.
             with fork_rng(devices=[], enabled=bool(looks.draws)), graph.capturing(self._side.stream, pool):
-                yield graph
+                yield
             norms = [eager.update.norm for eager in calls.eagers]
-            graph.norms = [norm for norm in norms if norm is not None]  # of all objectives, or of none
         states = [value for o in calls.optimizers for state in o.state.values() for _, value in tensors_in(state)]
-        # What is replaced must not give its memory to others.
-        graph.held = [*captured.held, *calls.modules_and_tensors()[1], *states]
+        parameters = [p for eager in calls.eagers for p in eager.trained.parameters]
+        graph.keep(
+            [(p, p.grad) for p in parameters] if afresh else self._gradients,
+            [norm for norm in norms if norm is not None],  # of all objectives, or of none
+            [*captured.held, *calls.modules_and_tensors()[1], *states],
+        )
         captured.form = graph.form if compares else None
         self.frozen.note_capture(captured, looks)
-        parameters = [p for eager in calls.eagers for p in eager.trained.parameters]
-        graph.gradients = [(p, p.grad) for p in parameters] if afresh else self._gradients
         self._shown = graph.gradients
 
     # Replays
@@ -314,7 +315,7 @@ class OtherShapes:
             self._close()
             return None
         if graph is not None:
-            graph.gradients = [(parameter, None) for parameter, _ in graph.gradients]
+            graph.hide_gradients()
             self._graphs[form] = graph
         return graph
 

@@ -20,6 +20,9 @@ from hotloop.values.tree import map_tensors, tensors_in
 WARM_UP = 3  # steps that run before a capture: libraries allocate and choose in them
 
 
+Gradients = Sequence[tuple[Tensor, Tensor | None]]  # of parameters
+
+
 class CannotCapture(Exception):
     """Raised where a step cannot be captured; the message is the reason."""
 
@@ -53,21 +56,25 @@ class StaticBatch(NamedTuple):
         return map_tensors(self.batch, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
 
 
+NO_BATCH = StaticBatch(None, [])
+
+
 class CapturedGraph:
-    """Captured work on a CUDA device; every replay writes `losses` and `result` again."""
+    """Captured work on a CUDA device; every replay writes `losses` again."""
 
-    static: StaticBatch  # that it reads
-    rates: "Rates"
-
-    def __init__(self) -> None:
-        self.result: Any = None
+    def __init__(self, rates: "Rates", static: StaticBatch = NO_BATCH) -> None:
+        self.rates, self.static = rates, static  # that it reads
         self.losses: dict[str, Tensor] = {}  # of the last step, by name
         self.count: int | Tensor = 0  # of the items that they are means over
         self.form: Hashable = None  # of its batch
-        self.gradients: Sequence[Any] = []  # (parameter, gradient) pairs that it writes
-        self.held: Sequence[Any] = []  # tensors that it uses, and that nobody else may hold
+        self.gradients: Gradients = []  # that it writes
         self.norms: Sequence[Tensor] = ()  # of the gradient of each objective, where they are clipped
+        self._held: Sequence[Tensor] = ()  # that it uses, and that nobody else may hold
         self._graph = torch.cuda.CUDAGraph()
+
+    def begin_step(self, form: Hashable) -> None:
+        """The next calls capture a step on a batch of this form."""
+        self.losses, self.form = {}, form
 
     @contextmanager
     def capturing(self, stream: torch.Stream, pool: Any = None) -> Iterator[None]:
@@ -100,6 +107,14 @@ class CapturedGraph:
         """Take the losses of an objective in the step that is captured."""
         self.losses |= losses
         self.count = count
+
+    def keep(self, gradients: Gradients, norms: Sequence[Tensor], held: Sequence[Tensor]) -> None:
+        """Keep what was captured: what is replaced must not give its memory to others."""
+        self.gradients, self.norms, self._held = gradients, norms, held
+
+    def hide_gradients(self) -> None:
+        """Leave no gradients on the parameters: their memory is that of the next graph, too."""
+        self.gradients = [(parameter, None) for parameter, _ in self.gradients]
 
     def replay(self) -> None:
         self._graph.replay()

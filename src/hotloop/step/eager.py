@@ -4,6 +4,7 @@ Everything else in this package calls `EagerStep` and changes nothing in it: `Oo
 `CapturedStep` captures its calls as a CUDA graph, a compiled objective takes the place of its objective.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -118,7 +119,8 @@ class EagerStep:
     ) -> None:
         self.model, self.trained, self.weighing, self.see = model, trained, weighing, see
         self.across = across or OneProcess()
-        self.objective = self.across.through(objective or trained.objective)  # which may be compiled or watched
+        self._written = self.across.through(trained.objective)  # as the person wrote it
+        self.objective = self._written if objective is None else self.across.through(objective)  # compiled or watched
         self.update = Update(
             model, trained, plan, counts, self.across, is_alone=is_alone, memory=memory, after=after_update
         )
@@ -133,9 +135,10 @@ class EagerStep:
         """Forward, backward and, when the window is full, update; `size`: at most so many items at once."""
         plan, trained, weighing, across = self._plan, self.trained, self.weighing, self.across
         window, scaler = self.window, self.update.scaler
+        is_full = window.batches + 1 >= plan.accumulate  # with this batch: then an update follows
         if window.batches == 0:
             trained.zero_grad()
-        elif self._memory is not None and across.sets_aside(is_last=self.phase[1]):
+        elif self._memory is not None and across.sets_aside(is_last=is_full):
             self._earlier = Gradients(trained.parameters)
             for parameter in trained.parameters:
                 parameter.grad = None  # not by a `zero_grad` of the person's, which may write zeros into what is noted
@@ -153,18 +156,17 @@ class EagerStep:
             window, joint = window.copy(), None
             items = done = weighing.items_in(batch)
             verdict = self._verdict(batch, items, size)
-            plain = across.through(trained.objective)
             whole = ((batch, items, None),)
             for part, count, weight in whole if size is None else micro_batches_of(batch, items, size, plan.split):
                 done -= count
-                is_last = done == 0 and self.phase[1]  # before the update
+                is_last = done == 0 and is_full  # before the update
                 shared = across.synchronizing(is_last=is_last)
                 with self._autocast, shared, _alone(self.model, count, self._asked) if count < items else _NOTHING:
                     losses = weighing.losses(
                         verdict,
                         trained.name,
                         self.objective,
-                        plain,
+                        self._written,
                         self.model,
                         part,
                         count,
@@ -198,7 +200,7 @@ class EagerStep:
         self.window = window
         if window.captured is not None:
             window.captured.note(window)
-        if window.batches >= plan.accumulate:
+        if is_full:
             self.window = Window(captured=window.captured)
             self.update(window, self._closure(batch, losses, size, inputs) if self.update.needs_closure else None)
         return losses.parts
@@ -412,16 +414,22 @@ class Update:
             tell_of_weights_without_optimizer(self._model, self._trained)
         self.counts.steps += stepped
         self.counts.skipped += not stepped
-        if stepped:
-            self.advance_schedules()
+        if stepped and self._after is not None:
+            self._after(self._trained)
 
     def clip(self) -> Tensor | None:
         """Clip the gradients as the plan says; returns the norm that they had, where that is clipped."""
         plan, parameters, norm = self._plan, self._trained.parameters, None
+        first, *others = self._trained.optimizers
         if plan.clip_norm is not None:
-            if sum(len(optimizer.param_groups) for optimizer in self._trained.optimizers) > 1:
+            if others or len(first.param_groups) > 1:
                 parameters = self._in_order(parameters)
-            norm = _clip(parameters, plan.clip_norm, self._device)
+            norm, by_dtype = norm_of(parameters, self._device), defaultdict(list)
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    by_dtype[parameter.grad.dtype].append(parameter)
+            for alike in by_dtype.values():  # each all or nothing, for a retry
+                surely(partial(nn.utils.clip_grads_with_norm_, alike, plan.clip_norm, norm), self._device)
         if plan.clip_value is not None:
             surely(partial(nn.utils.clip_grad_value_, parameters, plan.clip_value), self._device)
         return norm
@@ -540,12 +548,3 @@ def _alone(model: nn.Module, items: int, asked: int | None) -> Iterator[None]:
 def norm_of(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
     """The norm of a gradient, on the device."""
     return surely(partial(nn.utils.get_total_norm, [p.grad for p in parameters if p.grad is not None]), device)
-
-
-def _clip(parameters: Sequence[nn.Parameter], most: float, device: torch.device) -> Tensor:
-    """`clip_grad_norm_` in parts, each all or nothing for OOM retry; returns the norm before clipping."""
-    norm = norm_of(parameters, device)
-    for dtype in {p.grad.dtype for p in parameters if p.grad is not None}:
-        alike = [p for p in parameters if p.grad is not None and p.grad.dtype == dtype]
-        surely(partial(nn.utils.clip_grads_with_norm_, alike, most, norm), device)
-    return norm

@@ -43,6 +43,11 @@ class Inspection:
     read: set[int] = field(default_factory=set)  # storages that its operations read
     held: list[Tensor] = field(default_factory=list)  # that PyTorch may free, though a capture writes to them
 
+    def note_host(self, waited: Waits, *, is_explained: bool) -> None:
+        """Note synchronizations, and whether the draws that were seen explain all changes of the host's rng states."""
+        self.waits.add(waited)
+        self.drew = self.drew or not is_explained
+
     def compare(self, before: ReachableState, after: ReachableState) -> None:
         """Note what the pass changed in Python, from two looks that hold tensors."""
         self.effects = before.changes(after, tensors=False)
@@ -72,10 +77,7 @@ def _on_host(device: torch.device, seen: Inspection) -> Iterator[None]:
     before, drawn = RngStates(device), len(seen.draws.made)
     with waits(device) as waited, made_on_device():
         yield
-    seen.waits.sites.update(waited.sites)
-    seen.waits.in_packages += waited.in_packages
-    seen.waits.at_masks += waited.at_masks
-    seen.drew = seen.drew or not seen.draws.explain(drawn, before, RngStates(device))
+    seen.note_host(waited, is_explained=seen.draws.explain(drawn, before, RngStates(device)))
 
 
 def host_objection(seen: Inspection, *, looks_at_masks: bool = True) -> str | None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hotloop.device.backend import backend_of
 from hotloop.errors import MemoryWarning
 from hotloop.memory.fragmentation import Fragmented, mend
 from hotloop.memory.micro_batches import bounds
@@ -48,7 +47,7 @@ class OutOfMemory:
     ) -> None:
         self.device = device
         self.modules = modules
-        self.portion = Portion(most, backend_of(device).room, grows=grows)
+        self.portion = Portion(most, grows=grows)
         self.snapshot = PassSnapshot(modules, device)
         self.optimizers: Sequence[Optimizer] = ()  # whose state is named where nothing fits
         self.has_captures: Callable[[], bool] = lambda: False  # which give way: their memory is no hole

@@ -45,12 +45,12 @@ class Stretch:
         self._generation = step.generation
         self._index = torch.zeros(self.steps, batch, dtype=torch.int64, device=step.calls.device)
         self.rates = Rates(step.calls.optimizers, self.steps, step.calls.device)
-        self._graph: CapturedGraph | None = self._captured()
+        self._captured: tuple[CapturedGraph, Tensor] | None = self._capture()  # with the losses that it writes
         step.dependents.add(self)
 
     def drop(self) -> None:
         """Free the graph and its memory: the step has changed."""
-        self._graph = None
+        self._captured = None
 
     def run(self, drawn: Sequence[Any], schedules: Schedules | None = None) -> Tensor | None:
         """Train on these batches; returns the losses, one row per batch.
@@ -69,10 +69,10 @@ class Stretch:
             return None
         self.rates.send(rates)
         self._index.copy_(_indices(drawn), non_blocking=True)
-        assert self._graph is not None
-        self.step.replay(self._graph, self.steps)
-        self.step.count(self._graph, self.steps)
-        losses: Tensor = self._graph.result
+        assert self._captured is not None
+        graph, losses = self._captured
+        self.step.replay(graph, self.steps)
+        self.step.count(graph, self.steps)
         return losses.clone()  # the next replay writes over them
 
     def fits(self, step: CapturedStep, items: Any, transform: Transform | None, steps: int, batches: set[int]) -> bool:
@@ -80,15 +80,16 @@ class Stretch:
         mine = (self.step, self._generation, self.steps, self._transform, {self.batch})
         return self.items is items and mine == (step, step.generation, steps, transform, batches)
 
-    def _captured(self) -> CapturedGraph:
+    def _capture(self) -> tuple[CapturedGraph, Tensor]:
         rows: list[Tensor] = []
-        with self.step.capturing(afresh=True) as graph:
+        graph = CapturedGraph(self.rates)
+        with self.step.capturing(graph, afresh=True):
             for number, batch in enumerate(self._batches()):
                 changed = batch
                 if self._transform is not None:
                     with made_on_device():
                         changed = self._transform(batch)
-                graph.losses, graph.form = {}, signature(changed)
+                graph.begin_step(signature(changed))
                 with self.rates.of_step(number):
                     size = self.step.calls.size_of(changed)
                     for call in self.step.calls.calls:
@@ -97,8 +98,8 @@ class Stretch:
                     raise CannotCapture("the objective counts its items on the device")
                 self.names = tuple(graph.losses)
                 rows += [value.reshape(()) for value in graph.losses.values()]
-            graph.result = torch.stack(rows).view(self.steps, -1)
-        return graph
+            losses = torch.stack(rows).view(self.steps, -1)
+        return graph, losses
 
     def _batches(self) -> Iterator[Any]:
         """The batches, gathered by their indices; all at once, in fewer kernels, where that takes little memory."""

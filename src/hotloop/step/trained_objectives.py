@@ -28,9 +28,13 @@ class TrainedObjective:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        every = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
-        every += [p for module in self.modules for p in module.parameters()]
-        return list(dict.fromkeys(every))  # two optimizers may share one
+        every: dict[nn.Parameter, None] = {}  # two optimizers may share one
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                every |= dict.fromkeys(group["params"])
+        for module in self.modules:
+            every |= dict.fromkeys(module.parameters())
+        return list(every)
 
     def zero_grad(self) -> None:
         """Set `.grad = None` directly: `Optimizer.zero_grad` takes the host longer than several kernels would."""
