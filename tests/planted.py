@@ -429,7 +429,7 @@ BUGS = [
     Bug(
         "ranks: each draws an order of its own",
         "run/ranks_together.py",
-        "self.group.share_rng_state([torch.default_generator, *generators_of(stream.loader)])",
+        "self._group.share_rng_state([torch.default_generator, *generators_of(stream.loader)])",
         "pass",
         (RANKED,),
     ),

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from hotloop.errors import PlanWarning
 from hotloop.placement.waits import waits
-from hotloop.step.captured_graph import CannotCapture, CapturedGraph, renew_accumulation
+from hotloop.step.captured_graph import CannotCapture, CapturedGraph, Rates, renew_accumulation
 
 CUDA = hotloop.Plan(device="cuda:0")
 pytestmark = pytest.mark.simulated
@@ -337,11 +337,12 @@ def test_a_capture_that_fails_leaves_no_memory_behind() -> None:
         scratch = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
         scratch[0].item()
 
+    rates = Rates([], 1, torch.device("cuda"))
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     for _ in range(2):
-        with pytest.raises(CannotCapture), CapturedGraph().capturing(torch.cuda.Stream()):
+        with pytest.raises(CannotCapture), CapturedGraph(rates).capturing(torch.cuda.Stream()):
             wait()
     big = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
     del big
@@ -354,22 +355,23 @@ def test_a_capture_that_fails_leaves_no_memory_behind() -> None:
 @pytest.mark.parametrize("captures_again", [False, True])
 def test_after_a_capture_that_failed_graphs_draw_what_they_would_have_drawn(captures_again: bool) -> None:
     def drawn(*, fails: bool) -> list[Tensor]:
-        ones, stream, graph = torch.ones(64, device="cuda"), torch.cuda.Stream(), CapturedGraph()
+        ones, stream, rates = torch.ones(64, device="cuda"), torch.cuda.Stream(), Rates([], 1, torch.device("cuda"))
+        graph = CapturedGraph(rates)
         with graph.capturing(stream):
-            graph.result = nn.functional.dropout(ones)
+            dropped = nn.functional.dropout(ones)
         torch.cuda.manual_seed(0)
         if fails:
-            with pytest.raises(CannotCapture), CapturedGraph().capturing(stream):
+            with pytest.raises(CannotCapture), CapturedGraph(rates).capturing(stream):
                 nn.functional.dropout(ones).sum().item()
             if captures_again:
                 rng_state = torch.cuda.get_rng_state()
-                with CapturedGraph().capturing(stream):
+                with CapturedGraph(rates).capturing(stream):
                     nn.functional.dropout(ones)
                 torch.cuda.set_rng_state(rng_state)
         masks = []
         for _ in range(3):
             graph.replay()
-            masks.append(graph.result.clone())
+            masks.append(dropped.clone())
         return [*masks, torch.rand(64, device="cuda")]
 
     after, plain = drawn(fails=True), drawn(fails=False)

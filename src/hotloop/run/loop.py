@@ -317,7 +317,7 @@ class Loop:
             from hotloop.metrics.evaluation import check_metrics
 
             check_metrics(metrics)
-        ranks, loader = core.ranks.adds_up(metrics), core.ranks.share_validation(loader, metrics)
+        loader, ranks = core.ranks.data.share_validation(loader, metrics)
         precision = core.switch.step.plan.precision
         with core.ranks.telling, core.modes.within(training=False):
             core.switch.step.share_buffers()  # a hook may evaluate in the middle of an epoch
@@ -418,7 +418,7 @@ class Loop:
         refuse_unserved(names)
         core, ranks = self._core, self._core.ranks
         core.switch.step.drop_window()  # that a run left which failed in the middle of one
-        loader, validate = ranks.share(loader), ranks.share_validation(validate, metrics)
+        loader, (validate, _) = ranks.data.share(loader), ranks.data.share_validation(validate, metrics)
         ranks.must_agree({"number of batches": length_of(loader), "number of epochs": epochs})
         with ranks.telling, _saver(save, every, keep, resume, str(hooks.goal), ranks, self.model) as saver:
             found = None if saver is None else saver.found

@@ -25,7 +25,7 @@ from hotloop.ranks.heartbeat import Heartbeat, RankLost, several
 from hotloop.records import RankPace
 from hotloop.run.alike import checksum, facts_of_run, how_apart
 from hotloop.run.rank_file import RankFile
-from hotloop.run.run_ranks import Alone
+from hotloop.run.run_ranks import Alone, WholeData
 from hotloop.step.across import AcrossRanks, Replicas, Shards
 from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.trained_objectives import TrainedObjective
@@ -44,18 +44,51 @@ SAME = (
 _epochs = count()  # of unknown length, of all loops of this process
 
 
+class DealtData(WholeData):
+    """This rank's parts of loaders."""
+
+    def __init__(self, group: Ranks, model: nn.Module) -> None:
+        self._group, self._model = group, model
+        self._stream: Stream[Any] | None = None
+        self._dealt: dict[tuple[int, bool], tuple[Any, Any]] = {}  # loaders, and what this rank reads of them
+
+    def share(self, loader: Any, *, fills: bool = True) -> Any:
+        if loader is None or isinstance(loader, Stream):
+            return loader
+        key = (id(loader), fills)
+        if key not in self._dealt:
+            self._dealt[key] = (loader, shared(loader, self._group, fills=fills))
+        return self._dealt[key][1]
+
+    def share_validation(self, loader: Any, metrics: Mapping[str, Any] | None) -> tuple[Any, Ranks | None]:
+        if any(hasattr(m, "compute") and not hasattr(m, "sync_on_compute") for m in (metrics or {}).values()):
+            return loader, None  # a metric has a state that cannot be added up
+        # With FSDP all ranks make equally many passes.
+        return self.share(loader, fills=is_sharded(self._model)), self._group
+
+    def begin_epoch(self, stream: Stream[Any]) -> None:
+        self._stream = stream
+        self._group.share_rng_state([torch.default_generator, *generators_of(stream.loader)])
+
+    def is_filler(self) -> bool:
+        return self._stream is not None and is_filler(self._stream.loader, self._stream.origin)
+
+    def is_even(self) -> bool:
+        """Whether all ranks surely have batches of one size in this step."""
+        return self._stream is not None and is_even(self._stream.loader, self._stream.origin)
+
+
 class Together(Alone):
     """The ranks of a run, which train one model on their parts of each batch."""
 
     may_repeat = False
+    data: DealtData
     _model: nn.Module
     _heartbeat: Heartbeat
 
     def __init__(self, group: Ranks) -> None:
         self.group: Ranks = group
         self.size, self.is_first = group.size, group.is_first
-        self._stream: Stream[Any] | None = None
-        self._dealt: dict[tuple[int, bool], tuple[Any, Any]] = {}  # loaders, and what this rank reads of them
         self._items = 0  # that this rank has trained on
         self._agreement = Agreement(group)
         self._calls = 0
@@ -75,42 +108,15 @@ class Together(Alone):
         common = replace(plan, device=self.group.device.type)
         self.group.must_agree(facts_of_run(model, common, optimizers, goals))
         self._model = across_ranks(model, optimizers, self.group, plan)
+        self.data = DealtData(self.group, self._model)
         return self._model, plan
 
     def across(self, trained: TrainedObjective) -> AcrossRanks:
         kind = Shards if is_sharded(self._model) else Replicas
-        return kind(self.group, self._model, trained, is_even=self._is_even, is_filler=self.is_filler)
+        return kind(self.group, self._model, trained, is_even=self.data.is_even, is_filler=self.data.is_filler)
 
     def team(self, model: nn.Module) -> "Team | None":
         return team_of(model, self.group)
-
-    # Data
-
-    def share(self, loader: Any, *, fills: bool = True) -> Any:
-        if loader is None or isinstance(loader, Stream):
-            return loader
-        key = (id(loader), fills)
-        if key not in self._dealt:
-            self._dealt[key] = (loader, shared(loader, self.group, fills=fills))
-        return self._dealt[key][1]
-
-    def share_validation(self, loader: Any, metrics: Mapping[str, Any] | None) -> Any:
-        # With FSDP all ranks make equally many passes.
-        return loader if _must_see_all(metrics) else self.share(loader, fills=is_sharded(self._model))
-
-    def adds_up(self, metrics: Mapping[str, Any] | None) -> Ranks | None:
-        return None if _must_see_all(metrics) else self.group
-
-    def begin_epoch(self, stream: Stream[Any]) -> None:
-        self._stream = stream
-        self.group.share_rng_state([torch.default_generator, *generators_of(stream.loader)])
-
-    def is_filler(self) -> bool:
-        return self._stream is not None and is_filler(self._stream.loader, self._stream.origin)
-
-    def _is_even(self) -> bool:
-        """Whether all ranks surely have batches of one size in this step."""
-        return self._stream is not None and is_even(self._stream.loader, self._stream.origin)
 
     def end_epoch(self, epoch: int, batches: int) -> None:
         # The next collective of a rank with more would meet another one of this rank, which ends processes, or adds up
@@ -244,10 +250,6 @@ class Together(Alone):
         own, waited = _pace(step) or (None, None)
         mine = RankPace(self.group.rank, self.group.host, str(self.group.device), own, waited)
         return tuple(RankPace.from_json(each) for each in self.group.gather(mine.to_json()))
-
-
-def _must_see_all(metrics: Mapping[str, Any] | None) -> bool:
-    return any(hasattr(m, "compute") and not hasattr(m, "sync_on_compute") for m in (metrics or {}).values())
 
 
 def _pace(step: TrainingStep) -> tuple[float, float] | None:

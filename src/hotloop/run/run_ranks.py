@@ -26,6 +26,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class WholeData:
+    """What a process that is alone reads of loaders: all of it."""
+
+    def share(self, loader: T, *, fills: bool = True) -> T:
+        """This rank's part of a loader; the same object for the same loader."""
+        return loader
+
+    def share_validation(self, loader: T, metrics: Mapping[str, Any] | None) -> tuple[T, Ranks | None]:
+        """What this rank evaluates on, and the ranks whose evaluations are added up."""
+        return loader, None
+
+    def begin_epoch(self, stream: Stream[Any]) -> None:
+        """Give all ranks the same rng state, so that samplers draw the same order."""
+
+    def is_filler(self) -> bool:
+        """Whether the batch of this step is filler, which counts for nothing."""
+        return False
+
+
 class Alone:
     """A process that trains by itself: what it has is what all have, and nothing is sent or waited for."""
 
@@ -33,6 +52,7 @@ class Alone:
     is_first = True  # whether this one prints, logs and saves
     may_repeat = True  # whether a pass that others do not make holds nobody up
     group: Ranks | None = None
+    data = WholeData()
     _spread: SpreadModel | None = None  # by `nn.DataParallel`
 
     def spread(
@@ -61,27 +81,6 @@ class Alone:
     def team(self, model: nn.Module) -> "Team | None":
         """The ranks that write a checkpoint together."""
         return None
-
-    # Data
-
-    def share(self, loader: T, *, fills: bool = True) -> T:
-        """This rank's part of a loader; the same object for the same loader."""
-        return loader
-
-    def share_validation(self, loader: T, metrics: Mapping[str, Any] | None) -> T:
-        """This rank's part of a validation loader; all of it where a metric has a state that cannot be added up."""
-        return loader
-
-    def adds_up(self, metrics: Mapping[str, Any] | None) -> Ranks | None:
-        """The ranks whose evaluations are added up."""
-        return None
-
-    def begin_epoch(self, stream: Stream[Any]) -> None:
-        """Give all ranks the same rng state, so that samplers draw the same order."""
-
-    def is_filler(self) -> bool:
-        """Whether the batch of this step is filler, which counts for nothing."""
-        return False
 
     def end_epoch(self, epoch: int, batches: int) -> None:
         """After an epoch of unknown length: raise where another rank has more batches of it."""

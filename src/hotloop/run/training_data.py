@@ -64,7 +64,7 @@ class TrainingData:
 
     def work(self, loader: Iterable[Any], transform: Transform | None, *, several: bool = True) -> Iterator[Work]:
         """The same for `fit`; trains on `several` batches in one CUDA graph where it can."""
-        loader = self._ranks.share(loader)
+        loader = self._ranks.data.share(loader)
         stream = self._begin_epoch(loader)
         if stream.resident is not None and several:
             return self._from_device(stream, stream.resident, loader, transform)
@@ -117,7 +117,7 @@ class TrainingData:
     def _begin_epoch(self, loader: Iterable[Any]) -> Stream[Any]:
         self._switch.hold(alone=True)
         self.stream = stream = self.stream_of(loader)
-        self._ranks.begin_epoch(stream)
+        self._ranks.data.begin_epoch(stream)
         self.epoch += 1
         self._watch.begin_epoch(self.epoch, stream)
         if self._modes.begin_epoch(goes_on=self._seen_before is not None):

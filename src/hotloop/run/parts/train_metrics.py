@@ -31,7 +31,7 @@ class TrainMetrics(Part):
 
     def before_step(self, batches: int) -> None:
         core = self.run.core
-        self._before = self._scored.totals.clone() if core.ranks.is_filler() else None
+        self._before = self._scored.totals.clone() if core.ranks.data.is_filler() else None
 
     def after_step(self, loss: Tensor | None, batches: int) -> None:
         if self._before is not None:
