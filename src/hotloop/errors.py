@@ -1,5 +1,7 @@
 """Every error that hotloop raises on purpose: what happened, where, and what to do about it."""
 
+INTERRUPTED = 130  # the exit code after Ctrl-C, as shells report it
+
 
 class HotloopError(Exception):
     """Base of hotloop's own errors. `fix` is the advice alone; the message holds both.

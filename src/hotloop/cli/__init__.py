@@ -7,7 +7,7 @@ import sys
 import typer
 
 from hotloop.cli.verbs import AllVerbs
-from hotloop.errors import HotloopError
+from hotloop.errors import INTERRUPTED, HotloopError
 from hotloop.printing.text import wrap
 from hotloop.scripts.rank_worker import is_worker
 
@@ -57,7 +57,7 @@ def main(commands: typer.Typer = app) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         _tell("hotloop: stopped")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def _tell(words: str) -> None:

@@ -5,9 +5,6 @@ from typing import Annotated
 
 import typer
 
-INTERRUPTED = 130  # the exit code after Ctrl-C, as shells report it
-
-
 Device = Annotated[
     str | None,
     typer.Option(

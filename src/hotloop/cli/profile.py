@@ -13,7 +13,7 @@ import typer
 from hotloop.cli.help import Verb
 from hotloop.cli.options import Json, Module, NewFolder, Script
 from hotloop.cli.output import command_line, console, print_json, say, show_files
-from hotloop.errors import BadArgument
+from hotloop.errors import INTERRUPTED, BadArgument
 from hotloop.printing.text import printable
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _profiled(
     from hotloop.profiling.profile_record import Profile
     from hotloop.profiling.profiled_script import PROFILE, TRACE, ProfileRequest, ScriptDied
     from hotloop.scripts.children import Child
-    from hotloop.scripts.exchange import INTERRUPTED, Exchange
+    from hotloop.scripts.exchange import Exchange
 
     exchange = Exchange(Path(folder))
     exchange.ask(ProfileRequest(target, tuple(arguments), *counts, module).to_json())

@@ -9,9 +9,9 @@ import typer
 
 from hotloop.cli.help import Verb
 from hotloop.cli.launch import number_of_gpus
-from hotloop.cli.options import INTERRUPTED, Device, Gpus, Json, Report, Resume, Save, Target, TimeLimit
+from hotloop.cli.options import Device, Gpus, Json, Report, Resume, Save, Target, TimeLimit
 from hotloop.cli.output import console, keep_training, print_json, say
-from hotloop.errors import BadArgument
+from hotloop.errors import INTERRUPTED, BadArgument
 
 if TYPE_CHECKING:
     from hotloop import Loop

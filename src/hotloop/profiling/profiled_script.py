@@ -7,13 +7,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotloop.errors import BadArgument, HotloopError
+from hotloop.errors import INTERRUPTED, BadArgument, HotloopError
 from hotloop.printing.text import plural, printable
 from hotloop.profiling.profiler import Profiler
 from hotloop.records import Record
 from hotloop.records.files import write_whole
 from hotloop.scripts.as_main import shown_without
-from hotloop.scripts.exchange import FAILED, INTERRUPTED, Exchange
+from hotloop.scripts.exchange import FAILED, Exchange
 from hotloop.scripts.kept_files import FilesAside
 from hotloop.scripts.training_steps import TRAIN, WITHOUT_STEPS, ScriptSteps
 

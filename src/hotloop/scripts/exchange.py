@@ -11,7 +11,7 @@ from typing import Any
 from hotloop.records.files import write_json
 from hotloop.scripts.as_main import interpreter
 
-FAILED, INTERRUPTED = 1, 130  # exit codes: the script raised an error, Ctrl-C
+FAILED = 1  # exit code: the script raised an error
 
 
 class Exchange:

@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from hotloop.errors import HotloopError
+from hotloop.errors import INTERRUPTED, HotloopError
 from hotloop.scripts.as_main import run_as_main, shown_without
 
-INTERRUPTED = 130
 FIRST = "first"  # a file with the rank that failed first; made once, by whoever is first
 MARK = "HOTLOOP_LAUNCH_PID"
 OWN = "hotloop"  # its own verbs say what is wrong without a traceback

@@ -25,12 +25,12 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from hotloop._torch import options_of
 from hotloop.device.causes import why_no_cuda
 from hotloop.device.probe import probe
-from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
+from hotloop.errors import INTERRUPTED, BadArgument, DeviceUnavailable, HotloopError
 from hotloop.plan import did_you_mean
 from hotloop.printing.text import duration, plural, printable
 from hotloop.scripts.as_main import interpreter
 from hotloop.scripts.children import unwound_by_signals
-from hotloop.scripts.rank_worker import FIRST, INTERRUPTED, OWN
+from hotloop.scripts.rank_worker import FIRST, OWN
 
 PORT = 29500  # torchrun's own default
 JOIN = 300.0  # seconds for all nodes to meet

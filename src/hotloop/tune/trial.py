@@ -60,8 +60,8 @@ def tune(
     steps: int | None,
     seconds: float | None,
     tell: Callable[[str], None] = lambda words: None,
-) -> tuple[Tuning, dict[str, CompiledObjective] | None, Any]:
-    """Try the levers on a loop and restore it exactly; returns the tuning, objectives compiled for its plan, a batch.
+) -> tuple[Tuning, dict[str, CompiledObjective] | None]:
+    """Try the levers on a loop and restore it exactly; returns the tuning, and objectives compiled for its plan.
 
     `seconds` is the length of the run with the plain loop. `memory` is the loop's OOM retry.
     """
@@ -80,7 +80,7 @@ def tune(
         except Refused as refusal:
             refused = [Trial(lever.name, lever.tier, "not tried", str(refusal)) for lever in LEVERS]
             taken = time.perf_counter() - start
-            return record(subject, plain, refused, None, None, steps, taken), None, material.batches[0]
+            return record(subject, plain, refused, None, None, steps, taken), None
         finally:
             trials.forget_captures()
     if best.stream not in ("resident", "prefetched") and not best.pinned:
@@ -90,7 +90,7 @@ def tune(
     if best.stream == "direct" and "resident" not in timed:
         best = replace(best, stream="auto")  # the rule decides, as without tuning
     taken = time.perf_counter() - start
-    return record(subject, best, search.trials, plain_step, step, steps, taken), compiled, material.batches[0]
+    return record(subject, best, search.trials, plain_step, step, steps, taken), compiled
 
 
 class Refused(Exception):

@@ -126,9 +126,8 @@ class Tuner:
 
         subject, loop = self._run.subject, self._run.loop
         with loop.unplanned():
-            found = tune(subject, loop.memory, loader, transform, steps=steps, seconds=seconds, tell=tell)
-            tuning, compiled, batch = found
-            self.record.tuned(tuning, subject.key(batch, loader, transform))  # of the optimizers as they were given
+            tuning, compiled = tune(subject, loop.memory, loader, transform, steps=steps, seconds=seconds, tell=tell)
+        self.record.tuned(tuning)
         loop.carry_out(tuning.plan, "it was found to be faster", compiled)
         self._only_watch()
         return tuning

@@ -107,9 +107,9 @@ class TuningRecord:
         if tuning is not None:
             self.tuning = tuning
 
-    def tuned(self, tuning: Tuning, key: str) -> None:
+    def tuned(self, tuning: Tuning) -> None:
         """Record what trials have found."""
-        self.tuning, self.key = tuning, key
+        self.tuning, self.key = tuning, None
 
     def recall(self, key: str) -> None:
         """Take over what did not work in earlier runs of the model."""

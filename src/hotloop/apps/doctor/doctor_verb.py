@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotloop.cli.help import Verb
-from hotloop.cli.options import INTERRUPTED, Json, Module, NewFolder, Script
+from hotloop.cli.options import Json, Module, NewFolder, Script
 from hotloop.cli.output import command_line, console, print_json, say, show_files
-from hotloop.errors import BadArgument, OutputError
+from hotloop.errors import INTERRUPTED, BadArgument, OutputError
 from hotloop.printing.text import printable
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ import torch
 
 from hotloop.apps.doctor.looking import ScriptLook
 from hotloop.apps.doctor.timing import TimedEvaluation, TimedSteps
+from hotloop.errors import INTERRUPTED
 from hotloop.records import Record
 from hotloop.scripts.as_main import shown_without
-from hotloop.scripts.exchange import FAILED, INTERRUPTED, Exchange
+from hotloop.scripts.exchange import FAILED, Exchange
 from hotloop.scripts.kept_files import FilesAside
 from hotloop.scripts.training_steps import ScriptSteps, around
 

@@ -11,7 +11,7 @@ import typer
 from hotloop.cli.help import Verb
 from hotloop.cli.options import Json
 from hotloop.cli.output import command_line, console, print_json, say
-from hotloop.errors import BadArgument
+from hotloop.errors import INTERRUPTED, BadArgument
 
 if TYPE_CHECKING:
     from hotloop.apps.simulate.cards import Card
@@ -107,7 +107,7 @@ def simulate(
                 _write(run, one, Path(file).name)
     except KeyboardInterrupt:
         print("hotloop: stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     _show(told, Path(file).name, as_json=as_json)
     for run in runs:
         say(console(stderr=True), f"the page is {run.path / 'report.html'}", style="dim")

@@ -7,8 +7,9 @@ import typer
 
 from hotloop.apps.sprites.verb_parts import Seed
 from hotloop.cli.help import Verb
-from hotloop.cli.options import INTERRUPTED, Device, Json, NewFolder
+from hotloop.cli.options import Device, Json, NewFolder
 from hotloop.cli.output import console, print_json, say, show_files
+from hotloop.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,9 +8,9 @@ import typer
 
 from hotloop.apps.sprites.verb_parts import Seed, counting
 from hotloop.cli.help import Verb
-from hotloop.cli.options import INTERRUPTED, Device, Json, Report
+from hotloop.cli.options import Device, Json, Report
 from hotloop.cli.output import console, keep_training, must_be_writable, print_json, say
-from hotloop.errors import BadArgument
+from hotloop.errors import INTERRUPTED, BadArgument
 from hotloop.printing.text import count, duration, plural, printable
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotloop.cli.help import Verb
-from hotloop.cli.options import INTERRUPTED
 from hotloop.cli.output import print_json
-from hotloop.errors import BadArgument
+from hotloop.errors import INTERRUPTED, BadArgument
 from hotloop.printing.text import printable
 
 if TYPE_CHECKING:
