@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hotloop.data import Position, Stream, length_of
 from hotloop.data.on_device import Resident
@@ -15,13 +17,14 @@ from hotloop.run.plan_switch import PlanSwitch
 from hotloop.run.run_ranks import Alone
 from hotloop.run.schedulers import Schedule
 from hotloop.run.watch import Watch
-from hotloop.step.frozen import settings_around
-from hotloop.step.several import Stretches
 from hotloop.tune.tuned_run import Ahead
 from hotloop.tune.tuner import Tuner
 from hotloop.values.reach import look
 from hotloop.values.rng import RngStates, generators_in
 from hotloop.values.snapshot import PassSnapshot
+
+if TYPE_CHECKING:
+    from hotloop.step.several import Stretches
 
 UNTIMED = 8  # first steps of a loop by hand, of which nothing is timed: many a script has no more
 Transform = Callable[[Any], Any]
@@ -37,7 +40,6 @@ class TrainingData:
         self._switch, self._tuner, self._watch = switch, tuner, watch
         self._schedule, self._modes, self._ranks = schedule, modes, ranks
         self._device = switch.subject.device
-        self.stretches = Stretches()
         self.stream: Stream[Any] | None = None
         self.epoch = 0  # of the data, from 1 once it has begun
         self.given: Any = None  # the batch that was given out last
@@ -109,6 +111,13 @@ class TrainingData:
             raise nothing_came(loader)
         self._end_epoch()
 
+    @cached_property
+    def stretches(self) -> "Stretches":
+        """Several captured steps in one CUDA graph."""
+        from hotloop.step.several import Stretches  # noqa: PLC0415  # for a plan with captures alone
+
+        return Stretches()
+
     def _stretch_size(self, resident: Resident) -> int:
         """The number of batches for one CUDA graph."""
         captured = self._switch.step.captured
@@ -175,7 +184,10 @@ class TrainingData:
         for attempt in range(1, ATTEMPTS + 1):
             snapshot.take(batch)
             try:
-                changed = self.stretches.transformed(transform, batch, self._switch.step.captured)
+                captured = self._switch.step.captured
+                changed = (
+                    transform(batch) if captured is None else self.stretches.transformed(transform, batch, captured)
+                )
             except Exception as error:
                 if not is_out_of_memory(error) or attempt == ATTEMPTS:
                     raise
@@ -241,7 +253,8 @@ class TrainingData:
         """Whether a plan may be tried at a step by hand: no other loop's is applied, and nothing special is around."""
         if self._switch.subject.on_ranks or self.expected is not None or not self._switch.step.levers.is_alone():
             return False
-        return settings_around(self._device)[:2] == (True, False) and self._switch.subject.backend.is_ordinary_stream()
+        is_plain = torch.is_grad_enabled() and not torch.is_autocast_enabled(self._device.type)
+        return is_plain and self._switch.subject.backend.is_ordinary_stream()
 
     @contextmanager
     def giving(self, batch: Any) -> Iterator[None]:

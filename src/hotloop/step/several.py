@@ -121,11 +121,11 @@ class Stretches:
         self._looked_at: Transform | None = None  # the transform of which calls were looked at
         self._looks = Looks(repeats_draws=False)
 
-    def transformed(self, transform: Transform, batch: Any, step: CapturedStep | None) -> Any:
+    def transformed(self, transform: Transform, batch: Any, step: CapturedStep) -> Any:
         """Transform a batch; two calls or more are inspected where the transform may be captured with steps."""
         if self._looked_at is not transform:
             self._looked_at, self._looks = transform, Looks(repeats_draws=False)
-        if step is None or step.calls.plan.graph < 2 or self._looks.are_enough:
+        if step.calls.plan.graph < 2 or self._looks.are_enough:
             return transform(batch)
         seen = Inspection()
         roots = {"device_transform": transform}

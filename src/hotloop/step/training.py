@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.objective.objectives import Objective
 from hotloop.objective.weighing import LATER, Weighing
 from hotloop.plan import Plan
-from hotloop.step.captured import CapturedStep
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, OneProcess, Parts, See, called_inside
 from hotloop.step.eager_calls import Call, EagerCalls
@@ -27,6 +26,9 @@ from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.window import AgreedWeights
 from hotloop.values.saved import Amount, Count, HasState, Saved
 from hotloop.values.snapshot import Gradients, PassSnapshot
+
+if TYPE_CHECKING:
+    from hotloop.step.captured import CapturedStep
 
 
 class TrainingStep:
@@ -131,6 +133,8 @@ class TrainingStep:
         self.forget_captures()
         self.captured = None
         if self.plan.graph:
+            from hotloop.step.captured import CapturedStep  # noqa: PLC0415  # for a plan with captures alone
+
             eager = EagerCalls(self.model, self.eagers, calls, self.run, self.levers, self.memory, self._see)
             self.run = self.captured = CapturedStep(eager, self._abandon_captures)
         if self._rescue is not None:
