@@ -21,7 +21,7 @@ from hotloop.checkpoint.reader import load
 from hotloop.checkpoint.shards import ShardEntry, Team, received, starts_of, write_shard
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import Sum, Sums, shard_name
-from hotloop.checkpoint.tensorfile import HostSource, in_file_order
+from hotloop.checkpoint.tensorfile import HostSource
 from hotloop.checkpoint.weights import export_weights
 from hotloop.checkpoint.writer import Writer
 from hotloop.errors import OutputError
@@ -48,7 +48,7 @@ def write(folder: Path, rank: int, size: int, patience: float = 60.0) -> None:
     rows = {name: rows_of(tensor, rank, size) for name, tensor in WHOLE.items()}
     rows = {f"loop.model.{name}": each for name, each in rows.items() if len(each)}
     starts = {f"loop.model.{name}": starts_of(len(tensor), size)[rank] for name, tensor in WHOLE.items()}
-    write_shard(folder, team(rank, size, patience=patience), [HostSource(in_file_order(rows))], starts)
+    write_shard(folder, team(rank, size, patience=patience), [HostSource(rows)], starts)
 
 
 def save(store: Store, size: int, step: int = 1) -> Path:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from hotloop.checkpoint.folders import Summing
-from hotloop.checkpoint.tensorfile import CHUNK, DTYPE_NAMES, HostSource, in_file_order, write_tensors
+from hotloop.checkpoint.tensorfile import CHUNK, DTYPE_NAMES, HostSource, write_tensors
 
 from .trees import same
 
 
 def written(tensors: dict[str, Tensor]) -> bytes:
     file = io.BytesIO()
-    write_tensors(file, [HostSource(in_file_order(tensors))])
+    write_tensors(file, [HostSource(tensors)])
     return file.getvalue()
 
 
@@ -50,6 +50,6 @@ def test_bytes_are_summed_on_their_way() -> None:
     large = {"a": torch.arange(CHUNK, dtype=torch.int32), "b": torch.ones(5, dtype=torch.bool)}
     file = io.BytesIO()
     on_the_way = Summing(file)
-    write_tensors(on_the_way, [HostSource(in_file_order(large))])
+    write_tensors(on_the_way, [HostSource(large)])
     assert on_the_way.sum.sha256 == hashlib.sha256(file.getvalue()).hexdigest()
     assert on_the_way.sum.size == len(file.getvalue())

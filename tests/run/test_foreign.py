@@ -19,7 +19,7 @@ from hotloop.checkpoint.codec import pack
 from hotloop.checkpoint.damage import DamagedCheckpoint
 from hotloop.checkpoint.reader import load
 from hotloop.checkpoint.store import Store
-from hotloop.checkpoint.tensorfile import HostSource, in_file_order
+from hotloop.checkpoint.tensorfile import HostSource
 from hotloop.errors import BadArgument, BatchError, LossNotFinite
 
 from ..thorough import tries
@@ -96,7 +96,7 @@ class Saved(NamedTuple):
     state: Any
 
     def write(self, folder: Path, state: Any) -> None:
-        Store(folder).write(self.step, [HostSource(in_file_order(self.tensors))], state)
+        Store(folder).write(self.step, [HostSource(self.tensors)], state)
 
     @property
     def copy(self) -> Any:

@@ -18,7 +18,7 @@ from hotloop.checkpoint.damage import CheckpointWarning, DamagedCheckpoint
 from hotloop.checkpoint.reader import LARGEST_STATE, Checkpoint, read_checkpoint, read_sums
 from hotloop.checkpoint.shards import Team
 from hotloop.checkpoint.sums import STATE, SUMS, TENSORS, Sum, Sums
-from hotloop.checkpoint.tensorfile import HostSource, Source, in_file_order, write_tensors
+from hotloop.checkpoint.tensorfile import HostSource, Source, write_tensors
 from hotloop.errors import BadArgument, OutputError
 from hotloop.printing.text import printable, shorten, size
 
@@ -63,7 +63,7 @@ class Store:
     def save(self, step: int, tree: Any, *, score: float | None = None) -> Path:
         """Write a checkpoint and return its folder. A lower `score` is better; the best checkpoint is kept too."""
         tensors, state = pack(tree)
-        return self.write(step, [HostSource(in_file_order(tensors))], state, score=score)
+        return self.write(step, [HostSource(tensors)], state, score=score)
 
     def write(self, step: int, sources: Sequence[Source], state: Any, *, score: float | None = None) -> Path:
         """The same for a tree that `pack` took apart, with tensors that may still be on their way to the host."""

@@ -68,8 +68,8 @@ class HostSource:
     """Tensors in the memory of the host; others are copied there one at a time."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-        self.entries = {name: TensorEntry.of(tensor) for name, tensor in tensors.items()}
+        self._tensors = in_file_order(tensors)
+        self.entries = {name: TensorEntry.of(tensor) for name, tensor in self._tensors.items()}
 
     def chunks(self) -> Iterator[memoryview]:
         for tensor in self._tensors.values():

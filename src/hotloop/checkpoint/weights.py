@@ -16,7 +16,7 @@ from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.reader import Checkpoint, load
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import SUMS
-from hotloop.checkpoint.tensorfile import DTYPE_NAMES, HostSource, in_file_order, write_tensors
+from hotloop.checkpoint.tensorfile import DTYPE_NAMES, HostSource, write_tensors
 from hotloop.errors import BadArgument
 from hotloop.printing.text import an, printable, shorten
 from hotloop.records.files import whole
@@ -84,7 +84,7 @@ def export_weights(checkpoint: str | Path, file: str | Path, *, best: bool = Fal
         words = f"not written, since safetensors files hold no such values: {printable(shorten(others, 6))}"
         warnings.warn(CheckpointWarning(words), stacklevel=2)
     with whole(file) as sink:
-        write_tensors(sink, [HostSource(in_file_order(tensors))], {"format": "pt"})
+        write_tensors(sink, [HostSource(tensors)], {"format": "pt"})
     return found.path
 
 

@@ -106,6 +106,20 @@ class PlanSwitch:
         if self.plans_itself and plan.device.split(":")[0] == self._device.type and plan != self.step.plan:
             self.exchange(self.step_for(replace(plan, device=str(self._device))), "that of the checkpoint")
 
+    def restorer(self) -> Callable[[], None]:
+        """A callable that undoes what `resume_plan` changes, and what a step loads."""
+        step, plan, counts = self.step, self.step.plan, self.step.state.state_dict()
+        plans, noted = list(self.plans), self.noted
+
+        def restore() -> None:
+            if self.step.plan != plan:
+                self.exchange(self.step_for(plan), "that of before")
+            if self.step is not step:
+                self.step.state.load_state_dict(counts)
+            self.plans[:], self.noted = plans, noted
+
+        return restore
+
     def exchange(self, new: TrainingStep, why: str) -> None:
         """Switch to another step."""
         new.take_over(self.step)

@@ -346,7 +346,9 @@ class PlanState(HasState):
     def load(self, state: Mapping[str, Any], undo: ExitStack) -> None:
         """Resume the plan of the state where the loop chooses its plan; settings that the person asks for now win."""
         core = self._core
-        undo.callback(self._restorer())
+        undo.callback(core.tuner.restorer())
+        undo.callback(core.switch.restorer())
+        undo.callback(setattr, core.data, "epoch", core.data.epoch)
         plan, now = Plan.from_json(state["plan"]), core.subject.plan
         core.data.epoch = state["epoch"]
         if plan.device.split(":")[0] != core.subject.device.type or not core.switch.plans_itself:
@@ -357,26 +359,6 @@ class PlanState(HasState):
         if not core.subject.pinned_precision:
             del asked["precision"]
         core.switch.resume_plan(possible(replace(plan, **asked), core.subject))
-
-    def _restorer(self) -> Callable[[], None]:
-        core = self._core
-        epoch, step, plan, counts = (
-            core.data.epoch,
-            core.switch.step,
-            core.switch.step.plan,
-            core.switch.step.state.state_dict(),
-        )
-        plans, noted, restore_tuner = list(core.switch.plans), core.switch.noted, core.tuner.restorer()
-
-        def restore() -> None:
-            if core.switch.step.plan != plan:
-                core.switch.exchange(core.switch.step_for(plan), "that of before")
-            if core.switch.step is not step:
-                core.switch.step.state.load_state_dict(counts)
-            core.data.epoch, core.switch.plans[:], core.switch.noted = epoch, plans, noted
-            restore_tuner()
-
-        return restore
 
 
 class ModelState(HasState):
