@@ -42,7 +42,6 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._done = threading.Event()  # the thread has written what it had to
         self._warned = False
-        self._closed = False
         self._is_over = threading.Event()  # the run has failed: other ranks may never write their part
 
     def submit(self, step: int, tree: Any, score: float | None = None, *, wait: bool = False) -> bool:
@@ -52,8 +51,6 @@ class Writer:
         A tree that checkpoints cannot hold is an error here; what goes wrong later is kept in `problems`.
         """
         score = as_score(score)
-        if self._closed:
-            raise BadArgument("this writer of checkpoints is closed", fix="make another one for the same store")
         if self.team is not None:
             return self._submit_together(self.team, step, tree, score, wait=wait)
         if self.busy and not wait:
@@ -85,7 +82,6 @@ class Writer:
             self._is_over.set()
         self.wait()
         self._snapshots.clear()
-        self._closed = True
 
     def __enter__(self) -> Self:
         return self

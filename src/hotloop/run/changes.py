@@ -55,7 +55,8 @@ from hotloop.values.rng import Generator
 from hotloop.values.saved import HasState, Saved
 from hotloop.values.snapshot import owned_tensors
 
-Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
+Where = tuple[int | str, str]  # the number or name of an object, and the path of a module inside it
+Key = tuple[int | str, str, str]  # the same, and an attribute
 _OF_MODULES = (OF_MODULES | {HOOKS_INSTALLED}) - {"training"}  # attributes that PyTorch keeps for itself
 _MADE = ("lr_lambdas", SCHEDULERS)  # entries of a scheduler's state that are not its attributes
 _SHARE, _FREE = 0.01, 0.2  # of the time of a run and, in seconds, besides that: for looks at what no checkpoint holds
@@ -90,22 +91,22 @@ class RunObjects:
         told = {n: t for n, t in self.others.items() if is_stateful(t) and not isinstance(t, Optimizer)}
         return {name: thing for name, thing in told.items() if _can_be_packed(thing)}
 
-    def owners(self) -> Iterator[tuple[Key, Any, int]]:
+    def owners(self) -> Iterator[tuple[Where, Any, int]]:
         """All objects whose attributes are saved, and the most bytes of one attribute."""
         known = {id(each) for each in self._known}
-        for (root, path, _), owner, room in self._holders():
-            yield (root, path, ""), owner, room
+        for (root, path), owner, room in self._holders():
+            yield (root, path), owner, room
             for name, value in list(vars(owner).items()):
                 if id(value) not in known and _is_record(value):
-                    yield (root, f"{path}<{name}>", ""), value, room
+                    yield (root, f"{path}<{name}>"), value, room
 
     def attributes(self) -> Iterator[tuple[Key, Any, PlainValue]]:
         """Attributes with plain values, which may change in training, and whether parameters require gradients."""
-        for (root, path, _), owner, room in self.owners():
+        for where, owner, room in self.owners():
             own = _internals_of(owner)
             for name, value in vars(owner).items():
                 if name not in own and (parts := plain(value, room)) is not None:
-                    yield (root, path, name), owner, parts
+                    yield (*where, name), owner, parts
         for number, module in enumerate(self.modules):
             for path, inner in module.named_modules():
                 for name, parameter in parameters_of(inner).items():
@@ -123,17 +124,17 @@ class RunObjects:
             seen.values.pop(path, None)
         return seen
 
-    def _holders(self) -> Iterator[tuple[Key, Any, int]]:
+    def _holders(self) -> Iterator[tuple[Where, Any, int]]:
         roots: dict[int | str, nn.Module] = dict(enumerate(self.modules))
         told = self.with_state()
         for name, thing in self.others.items():
             if isinstance(thing, nn.Module):
                 roots[name] = thing
             elif name not in told and isinstance(getattr(thing, "__dict__", None), dict):
-                yield (name, "", ""), thing, LITTLE if isinstance(thing, Dataset) else ROOM
+                yield (name, ""), thing, LITTLE if isinstance(thing, Dataset) else ROOM
         for root, module in roots.items():
             for path, inner in module.named_modules():
-                yield (root, path, ""), inner, ROOM
+                yield (root, path), inner, ROOM
 
     def _reached(
         self, roots: Mapping[str, object], known: Iterable[object] = (), more: Iterable[object] = ()
@@ -242,7 +243,7 @@ class AttributeChanges(HasState):
         for key, parameter, _ in list(self._objects.attributes()):
             if isinstance(parameter, nn.Parameter) and key in state["requires_grad"]:
                 parameter.requires_grad_(state["requires_grad"][key])
-        owners = {key[:2]: owner for key, owner, _ in self._objects.owners()}
+        owners = {where: owner for where, owner, _ in self._objects.owners()}
         restoring, missing, host = Restoring(), [], torch.device("cpu")
         for key, saved in state["attributes"].items():
             root, path, name = key
