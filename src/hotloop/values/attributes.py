@@ -224,8 +224,9 @@ def _in_place(now: Any, value: Any) -> bool:
     kinds = {list: list, bytearray: bytearray, deque: deque | list, set: set, MutableMapping: dict}
     is_alike = any(isinstance(now, kind) and isinstance(value, others) for kind, others in kinds.items())
     if is_alike:
-        now.clear()
-        refill(now, held_by(value))
+        held = held_by(value)
+        now.clear()  # the entries of a dict get their order too
+        refill(now, held)
     return is_alike
 
 

@@ -712,7 +712,10 @@ def _tensor_mark(tensor: Tensor) -> _Tensor:
     if not has_values(tensor) or not (type(tensor).__module__ == "torch" or isinstance(tensor, nn.Parameter)):
         return _Tensor((str(tensor.layout), str(tensor.dtype), id(tensor)))
     form = (tuple(tensor.shape), str(tensor.dtype))
-    memory = None if tensor.is_quantized else memory_of(tensor)
+    try:
+        memory = None if tensor.is_quantized else memory_of(tensor)
+    except RuntimeError:  # one of `torch.func`, without memory of its own
+        memory = None
     if memory is None and tensor.numel():
         return _Tensor((*form, id(tensor), version_of(tensor)))
     return _Tensor((*form, _checksum(tensor, memory)))
