@@ -414,13 +414,11 @@ def _looked(dataset: Any) -> dict[str, object]:
 
 def _indices_below(dataset: Any) -> dict[int, Any]:
     """Copies of the indices of parts, by the ids of these, where they can be changed in place."""
-    if type(dataset) is ConcatDataset:
-        return {part: copy for each in dataset.datasets for part, copy in _indices_below(each).items()}
-    if type(dataset) is not Subset:
-        return {}
-    indices: Any = dataset.indices
-    copy = indices.tolist() if isinstance(indices, Tensor | np.ndarray) else _comparable(indices)
-    return {id(dataset): copy} | _indices_below(dataset.dataset)
+    parts = [each for each in _below(dataset) if type(each) is Subset]
+    held = {id(part): part.indices for part in parts}
+    return {
+        part: own.tolist() if isinstance(own, Tensor | np.ndarray) else _comparable(own) for part, own in held.items()
+    }
 
 
 def _sources(dataset: Any, positions: Sequence[int], indices: dict[int, Any]) -> Sequence[Any]:
