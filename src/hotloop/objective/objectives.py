@@ -69,7 +69,10 @@ class Losses:
     def detach_parts(self) -> None:
         """After the backward pass: the values stay, what they were computed from need not."""
         for name, value in self.parts.items():
-            self.parts[name] = detached(value)
+            try:  # in place costs less than a new tensor; a weight that is its own loss goes on learning
+                self.parts[name] = value.detach() if value.is_leaf else value.detach_()
+            except RuntimeError:  # torch refuses that for a view
+                self.parts[name] = value.detach()
 
 
 def _mean(a: Tensor, count: int | float | Tensor, b: Tensor, other: int | float | Tensor) -> Tensor:
@@ -79,16 +82,6 @@ def _mean(a: Tensor, count: int | float | Tensor, b: Tensor, other: int | float 
     count, other = (torch.as_tensor(each, device=a.device) for each in (count, other))
     share = torch.where(other > 0, other / (count + other), 0.0).to(a.dtype)
     return torch.lerp(torch.where(count > 0, a, b), torch.where(other > 0, b, a), share)
-
-
-def detached(value: Tensor) -> Tensor:
-    """A value without what it was computed from."""
-    if value.is_leaf:  # a weight that is its own loss goes on learning
-        return value.detach()
-    try:
-        return value.detach_()  # in place costs less than a new tensor
-    except RuntimeError:  # torch refuses that for a view
-        return value.detach()
 
 
 def losses_of(
