@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import METADATA, metadata_of, set_metadata, storage_id
-from hotloop.checkpoint.shards import ShardEntry
 from hotloop.checkpoint.tensorfile import DTYPE_NAMES
 from hotloop.errors import BadArgument
 from hotloop.printing.text import printable
@@ -222,6 +221,8 @@ class Packed(TreeToJson):
 
     def _shard(self, tensor: Any) -> Any:
         """The rows of this rank. All ranks give a tensor the same name: its place, whether they have rows or not."""
+        from hotloop.checkpoint.shards import ShardEntry  # noqa: PLC0415  # of ranks alone
+
         entry = ShardEntry.of_sharded(tensor)
         if entry is None:
             raise self.error(f"a tensor of {tensor.dtype} with the placements {tensor.placements}")
