@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from hotloop._torch import keeps_workers
 from hotloop.data.epochs import Epochs, Position, Skip, Tell
 from hotloop.data.loader_rng import LoaderRng, LoaderRngState, is_stateful
 from hotloop.data.loader_workers import EpochWorkers, PersistentWorkers, forking, may_keep
@@ -238,7 +239,7 @@ class LoaderBatches(Epochs[Any]):
             self._epoch_workers.end(persistent=persistent)
 
     def _has_begun(self) -> bool:
-        return self._persistent is not None and self._persistent.are_there
+        return self._persistent is not None and keeps_workers(self._loader)
 
     def _carried(self) -> tuple[LoaderRngState, ...]:
         return () if self._persistent is None else self._persistent.carried()

@@ -246,10 +246,6 @@ class PersistentWorkers:
         if tell:
             loader.__dict__["worker_init_fn"] = self._init
 
-    @property
-    def are_there(self) -> bool:
-        return keeps_workers(self._loader)
-
     def carried(self) -> tuple[LoaderRngState, ...]:
         """The states of all workers between two epochs; empty where they are not known."""
         if self._carried is None:
