@@ -200,6 +200,8 @@ class Shards(AcrossRanks):
     Of an unsharded gradient, which would wait for the last batch of a window, there is no room.
     """
 
+    is_whole = False
+
     def _forward(self, objective: Objective, batch: Any) -> Any:
         return objective(self.model, batch)
 

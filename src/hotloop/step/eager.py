@@ -55,6 +55,7 @@ class OneProcess:
     """What a step asks of the ranks, in a process that is alone: nothing is sent. `AcrossRanks` answers for several."""
 
     size = 1
+    is_whole = True  # whether this process has all weights: a pass, or a norm, needs no other rank
     agreement: AgreedWeights | None = None  # how ranks weigh losses
     pace: "UpdateTimes | None" = None  # where it can be told how long a rank waits for others
 

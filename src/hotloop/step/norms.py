@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hotloop.placement.host_copy import HostCopy
 from hotloop.step.eager import EagerStep, norm_of
-from hotloop.step.sharding import is_sharded
 from hotloop.step.training import TrainingStep
 
 _CHANGE_GRADS = ("nesterov", "maximize")  # settings with which optimizers of PyTorch write to gradients
@@ -36,8 +35,9 @@ class NormReader:
     @cached_property
     def _is_possible(self) -> bool:
         """A norm of shards is a sum over ranks, all of which must ask; PyTorch has none of sparse gradients."""
-        model = self._loop.step.model
-        return not (is_sharded(model) or any(getattr(module, "sparse", False) is True for module in model.modules()))
+        step = self._loop.step
+        is_sparse = any(getattr(module, "sparse", False) is True for module in step.model.modules())
+        return step.eagers[0].across.is_whole and not is_sparse
 
     @property
     def knows_without_asking(self) -> bool:

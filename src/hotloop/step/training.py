@@ -21,7 +21,6 @@ from hotloop.step.eager import Counts, EagerStep, OneProcess, Parts, See, called
 from hotloop.step.eager_calls import Call, EagerCalls
 from hotloop.step.inspection import Inspection, host_noted
 from hotloop.step.retry import OomRetry, OutOfMemory
-from hotloop.step.sharding import is_sharded
 from hotloop.step.trained_objectives import TrainedObjective
 from hotloop.step.window import AgreedWeights
 from hotloop.values.saved import Amount, Count, HasState, Saved
@@ -75,7 +74,7 @@ class TrainingStep:
             later=() if plan.graph else LATER,  # a comparison blocks, which ends a capture
             compiles=plan.compile != "off",
             on_ranks=together[0].size > 1,
-            may_probe=not is_sharded(model),  # a pass of one rank alone would wait for the others
+            may_probe=together[0].is_whole,
             roots=roots,
         )
         self._see, self._rescue = see, rescue

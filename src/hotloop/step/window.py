@@ -61,8 +61,8 @@ class Window:
             counted, self.is_weighed = float(self.weight) if self.is_weighed else 1.0, True
             is_there = bool(losses.first and counted)
             self.unit, self.weight = (losses.first / counted, counted) if is_there else (losses.unit, 0.0)
-        is_first = not self.is_weighed
-        if is_first:
+        begins = not self.is_weighed
+        if begins:
             self.unit, self.is_weighed = losses.unit if unit is None else unit, True
         weight = losses.mass / self.unit
         if not isinstance(weight, Tensor):
@@ -70,7 +70,7 @@ class Window:
             return losses.total * weight if weight else None
         weight = weight.detach()
         total = None if self.captured is None else self.captured.total
-        self.weight = self.weight + weight if total is None else (total.zero_() if is_first else total).add_(weight)
+        self.weight = self.weight + weight if total is None else (total.zero_() if begins else total).add_(weight)
         return losses.total * weight
 
     def average(self, parameters: Sequence[nn.Parameter]) -> None:
