@@ -133,31 +133,39 @@ class Agreement:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self._stop = self._save = False  # what all do where they can
         self._period = 1  # steps
-        self._next = 0
+        self._steps = self._next = 0  # so far, and when wishes are reduced again
+        self._since = time.perf_counter()  # the last step
         self._work: Any = None
         self._wishes = torch.zeros(0)
 
-    def after_step(self, step: int, wishes: Sequence[bool], pace: float) -> tuple[bool, ...] | None:
-        """What any rank has wished for, where that is known after this step; `pace` is seconds for a step."""
-        if step < self._next:
-            return None
-        known = None
-        if self._work is not None:
-            self._work.wait()
-            *flags, period = self._wishes.tolist()
-            known, self._period = tuple(flag > 0 for flag in flags), int(period)
-        wished = int(min(max(self.PERIOD / max(pace, 1e-6), 1), self.MOST))
-        self._wishes = torch.tensor([*map(float, wishes), wished if self._ranks.is_first else 0.0])
-        self._work = dist.all_reduce(self._wishes, dist.ReduceOp.MAX, group=self._ranks.hosts, async_op=True)
-        self._next = step + self._period
-        return known
+    def after_step(self, stop: bool, save: bool) -> tuple[bool, bool]:
+        """Say what this rank wishes for; returns what all have agreed on, to stop and to save."""
+        self._steps += 1
+        now = time.perf_counter()
+        pace, self._since = now - self._since, now
+        if self._steps >= self._next:
+            if self._work is not None:
+                self._work.wait()
+                stops, saves, period = self._wishes.tolist()
+                self._stop, self._save, self._period = self._stop or stops > 0, self._save or saves > 0, int(period)
+            wished = int(min(max(self.PERIOD / max(pace, 1e-6), 1), self.MOST))
+            self._wishes = torch.tensor([float(stop), float(save), wished if self._ranks.is_first else 0.0])
+            self._work = dist.all_reduce(self._wishes, dist.ReduceOp.MAX, group=self._ranks.hosts, async_op=True)
+            self._next = self._steps + self._period
+        return self._stop, self._save
+
+    def saved(self) -> None:
+        """Note that the agreed save is done."""
+        self._save = False
 
     def end(self) -> None:
         """After the last step of a fit, in all ranks: nothing is under way any more."""
         if self._work is not None:
             self._work.wait()
             self._work = None
+        self._stop = self._save = False
 
 
 _ranks: Ranks | None = None

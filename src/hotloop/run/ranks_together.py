@@ -91,9 +91,6 @@ class Together(Alone):
         self.size, self.is_first = group.size, group.is_first
         self._items = 0  # that this rank has trained on
         self._agreement = Agreement(group)
-        self._calls = 0
-        self._since = time.perf_counter()
-        self._agreed = (False, False)  # what is to be done between two windows: stop, save
         self._is_told_apart = False  # whether it was said that weights differ by rounding
         self._weights: Callable[[], Mapping[str, Tensor]] = dict  # that all ranks have the same of
 
@@ -180,20 +177,13 @@ class Together(Alone):
 
     def after_step(self, stop: bool, save: bool, items: int) -> tuple[bool, bool]:
         self._items += items
-        self._calls += 1
-        now = time.perf_counter()
-        pace, self._since = now - self._since, now
-        known = self._agreement.after_step(self._calls, (stop, save), pace)
-        if known is not None:
-            self._agreed = (self._agreed[0] or known[0], self._agreed[1] or known[1])
-        return self._agreed
+        return self._agreement.after_step(stop, save)
 
     def saved(self) -> None:
-        self._agreed = (self._agreed[0], False)
+        self._agreement.saved()
 
     def end(self) -> None:
         self._agreement.end()
-        self._agreed = (False, False)
 
     def largest(self, number: float) -> float:
         return self.group.largest([number])[0]
