@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
@@ -34,7 +35,7 @@ from hotloop.checkpoint.codec import pack
 from hotloop.checkpoint.damage import unusable
 from hotloop.data.loader_rng import is_stateful
 from hotloop.data.origin import owner_of
-from hotloop.run.checks import are_shaped, check_sharing
+from hotloop.run.checks import check_sharing
 from hotloop.run.schedulers import functions_in
 from hotloop.values.attributes import (
     HOOKS_INSTALLED,
@@ -79,6 +80,11 @@ class RunObjects:
         inside = {id(inner) for module in modules for inner in module.modules()}
         owners = {name: owner_of(thing) for name, thing in handed.items()}
         self.others = {name: each for name, each in owners.items() if id(each) not in inside and not is_ours(each)}
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether there are lazy layers, which the first batch replaces; weights that are loaded only shape them."""
+        return any(isinstance(inner, LazyModuleMixin) for module in self.modules for inner in module.modules())
 
     def with_state(self) -> dict[str, Any]:
         """Objects with a `state_dict` that a checkpoint can hold."""
@@ -321,7 +327,7 @@ class Unsaved:
         self._names: set[str] = set()
         self._began = time.perf_counter()
         objects.search()
-        self._first = objects.look(extra) if are_shaped(objects.modules) else None
+        self._first = None if objects.is_lazy else objects.look(extra)
         self._spent = time.perf_counter() - self._began
 
     def names(self, *, surely: bool = False) -> list[str]:
@@ -330,7 +336,7 @@ class Unsaved:
         if surely or self._spent < _FREE + _SHARE * (now - self._began):
             self._objects.search()
             seen = self._objects.look(self._extra)
-            if self._first is None and are_shaped(self._objects.modules):
+            if self._first is None and not self._objects.is_lazy:
                 self._first = seen  # PyTorch has turned lazy layers into others by now
             self._names |= set() if self._first is None else _outermost(self._first.changes(seen))
             self._spent += time.perf_counter() - now

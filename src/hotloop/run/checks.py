@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -75,11 +75,6 @@ def is_state_of_generator(mine: Any, theirs: Any) -> bool:
         return False
     inner = theirs.get("state") if isinstance(theirs, Mapping) else None
     return not (isinstance(inner, Mapping) and "pos" in inner) or bool(0 <= inner["pos"] <= _STATES)
-
-
-def are_shaped(modules: Iterable[nn.Module]) -> bool:
-    """Whether no layer is lazy: the first batch decides the shapes of lazy ones, and replaces them."""
-    return not any(is_lazy(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers()))
 
 
 def check_module(name: str, mine: Mapping[str, str], theirs: Any) -> None:

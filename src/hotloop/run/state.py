@@ -515,6 +515,11 @@ def modules_of(core: Core) -> list[nn.Module]:
     return list(dict.fromkeys(found))
 
 
+def is_shaped(core: Core) -> bool:
+    """Whether no layer is lazy: the first batch decides the shapes of lazy ones."""
+    return not any(is_lazy(parameter) for module in modules_of(core) for parameter in module.parameters())
+
+
 def weights_of(core: Core) -> dict[str, Tensor]:
     """What all ranks have the same of once the first step has shared it, by name: weights that are trained or used."""
     names = {id(p): name for module in modules_of(core)[::-1] for name, p in module.named_parameters()}

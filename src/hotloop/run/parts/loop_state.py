@@ -6,10 +6,9 @@ from functools import cached_property, partial
 from typing import Any
 
 from hotloop.printing.text import shorten
-from hotloop.run.checks import are_shaped
 from hotloop.run.kernel import TrainingRun
 from hotloop.run.part import FitArguments, Part
-from hotloop.run.state import LoopState, modules_of
+from hotloop.run.state import LoopState, is_shaped
 
 
 class SavedLoop(Part):
@@ -29,7 +28,7 @@ class SavedLoop(Part):
     def begin(self) -> None:
         if self._saver is not None:
             loop = self._loop
-            if are_shaped(modules_of(self.run.core)):
+            if is_shaped(self.run.core):
                 self._saver.check({"loop": loop.state_dict()})
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from hotloop.data.origin import makers_of
 from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.printing.text import shorten
 from hotloop.run.changes import Changes, RunObjects, Unsaved
-from hotloop.run.checks import are_shaped, is_state_of_generator, require
+from hotloop.run.checks import is_state_of_generator, require
 from hotloop.run.core import Core
 from hotloop.run.kernel import TrainingRun
 from hotloop.run.part import FitArguments, Part
-from hotloop.run.state import modules_of
+from hotloop.run.state import is_shaped, modules_of
 from hotloop.values.rng import Rng
 from hotloop.values.saved import Saved, load_objects
 
@@ -52,7 +52,7 @@ class PythonState(Part):
         self._attributes.leave()
 
     def begin(self) -> None:
-        if self._saver is not None and are_shaped(self._objects.modules):
+        if self._saver is not None and is_shaped(self.run.core):
             self._saver.check({"changes": self._state()})
         searched = {"sampler": samplers_in(self._loader), "validation sampler": samplers_in(self._validate)}
         extra = {name + ".sampler" * n: each for name, several in searched.items() for n, each in enumerate(several)}
