@@ -76,20 +76,16 @@ def _names(asked: list[str] | None) -> list[str]:
 
 def _timed(target: str, devices: list[str], seconds: float) -> "LoopsTimed":
     """Every loop on every device, one after the other; what fails on one of them does not end the others."""
-    import platform
     from dataclasses import replace
 
-    import torch
-
-    from hotloop import __version__
     from hotloop.cli.building import build
     from hotloop.memory.oom import clear
     from hotloop.profiling.pace import LoopPace
     from hotloop.report.loops import WAY_NAMES, LoopsTimed
+    from hotloop.version import versions
 
     each = seconds / len(devices) / len(WAYS)
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__}
-    timed = LoopsTimed("", each, (), {}, datetime.now(UTC).isoformat(timespec="seconds"), versions)
+    timed = LoopsTimed("", each, (), {}, datetime.now(UTC).isoformat(timespec="seconds"), versions())
     failure: HotloopError | None = None
     for device in devices:
         for way in WAYS:

@@ -14,7 +14,9 @@ Device = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")]
 Report = Annotated[
     bool,
-    typer.Option("--report/--no-report", help="Also write report.html and .json, to --save or runs/TIME."),
+    typer.Option(
+        "--report/--no-report", help="Also write report.html and .json, to runs/TIME or the folder of --save, if any."
+    ),
 ]
 Script = Annotated[
     list[str],

@@ -1,6 +1,5 @@
 """`Profiler`: warms up, looks at a step, records some, and makes a `Profile` of them."""
 
-import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -31,7 +30,7 @@ from hotloop.profiling.operation_log import OperationLog
 from hotloop.profiling.profile_record import Profile
 from hotloop.profiling.trace import EPOCH, ProfilerTrace
 from hotloop.scripts.training_steps import after_each, around
-from hotloop.version import __version__
+from hotloop.version import versions
 
 EARLY = 6  # steps of warm-up in which there is room for a look and a first recording
 MOST_WARM_UP = 20  # plain steps of warm-up, where times do not settle
@@ -120,7 +119,7 @@ class Profiler:
             device=str(device),
             device_name=pick(device).name,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__},
+            versions=versions(),
             skipped=recording.skipped,
             plain=median(self._plain[-LEAST:]) if len(self._plain) >= LEAST else None,
             memory=look.memory.samples() if look else (),

@@ -1,7 +1,6 @@
 """`Loop`: the training loop a person would write by hand, on the right device, fast and hard to kill."""
 
 import math
-import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -41,6 +40,7 @@ from hotloop.step.trained_objectives import Optimizers, objectives_of
 from hotloop.tune.plans import ASKED, plan_of
 from hotloop.tune.subject import Subject
 from hotloop.values.rng import with_tensors
+from hotloop.version import versions
 
 if TYPE_CHECKING:
     from hotloop.memory.fragmentation import Fragmented
@@ -466,7 +466,7 @@ class Loop:
             reason=self.choice.reason,
             precision=self.plan.precision,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
+            versions=versions(),
             levers=(*levers_of(self.plan), *(["expandable segments"] if self.fragmented else [])),
             micro_batch=self.plan.micro_batch,
             **parts.report(),

@@ -1,15 +1,12 @@
 """`TuningRecord`: what a run finds of its plan and of each lever: recorded, said, remembered for later runs."""
 
 import json
-import platform
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-import torch
 
 from hotloop.errors import OutputError, PlanWarning
 from hotloop.levers import LEVERS, Lever, in_words
@@ -19,7 +16,7 @@ from hotloop.records.cache import cache_folder, make_private, why_foreign
 from hotloop.records.files import write_json
 from hotloop.step.norms import HasStep
 from hotloop.tune.subject import Subject
-from hotloop.version import __version__
+from hotloop.version import versions
 
 
 class TuningRecord:
@@ -153,7 +150,7 @@ def record(
         device_name=subject.device_name,
         model=type(subject.model).__name__,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__},
+        versions=versions(),
     )
 
 

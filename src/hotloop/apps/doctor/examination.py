@@ -2,15 +2,12 @@
 
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-
-import torch
 
 from hotloop.apps.doctor.diagnosis import LEAST_MEMORY, Diagnosis, Finding, Gain, Tier, Turn, Verdict
 from hotloop.apps.doctor.edits import Edit, SourceText, applied, diff_of
@@ -24,7 +21,7 @@ from hotloop.errors import BadArgument, HotloopError
 from hotloop.placement.sites import short
 from hotloop.printing.text import plural, printable
 from hotloop.scripts.training_steps import TRAIN, WITHOUT_STEPS
-from hotloop.version import __version__
+from hotloop.version import versions
 
 WARMUP = 4  # steps of a turn
 SECONDS = 2.0  # of timed steps in a turn
@@ -124,7 +121,7 @@ class Examination:
             device=seen.device,
             device_name=seen.device_name,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__},
+            versions=versions(),
             warmup=WARMUP,
             steps=self._timed,
             step=median(self._paces) if self._paces else seen.step,
