@@ -84,12 +84,10 @@ def bar(share: float | None, *, colour: str = FIRST, width: str = "100%") -> str
     return f'<div style="{outer}"><div style="{inner}"></div></div>'
 
 
-def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Rows of a name, a bar whose length compares with the longest, and what there is to say of it."""
-    longest = max((length for _, length, _ in rows), default=0.0) or 1.0
-    cells = [
-        [safe(name), bar(length / longest, colour=SECOND, width="14em"), safe(told)] for name, length, told in rows
-    ]
+def bars(rows: Sequence[tuple[str, float, str]], *, whole: float | None = None) -> str:
+    """Rows of a name, a bar that is filled by its share of the whole, else of the longest, and what there is to say."""
+    full = whole or max((length for _, length, _ in rows), default=0.0) or 1.0
+    cells = [[safe(name), bar(length / full, colour=SECOND, width="14em"), safe(told)] for name, length, told in rows]
     return table(cells, words=(0, 1, 2), html=True)
 
 

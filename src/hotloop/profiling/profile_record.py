@@ -158,7 +158,7 @@ class Profile(Record):
         header = ["share", "operation", "your line", ""]
         return markup.box(
             markup.line(str(self).partition("\n")[0], strong=True),
-            markup.bars(rows),
+            markup.bars(rows, whole=1.0),
             markup.table(costs, header, words=(1, 2, 3)) if costs else "",
             *(markup.line(each.what) + markup.line(f"fix: {each.fix}", faint=True) for each in self.advice),
         )

@@ -35,7 +35,7 @@ def profile_page(profile: Profile, *, command: str | None = None) -> str:
     drawn = [(part_words(name, profile.device), shares[name], f"{shares[name]:.1%}") for name in shown_parts(profile)]
     advice = [f"{each.what} Fix: {each.fix}." for each in profile.advice]
     blocks: list[Block] = [
-        Drawing("Where a step's time went", bars(drawn)),
+        Drawing("Where a step's time went", bars(drawn, whole=1.0)),
         Table("In figures", ["part", "what it is", "share", "in a step"], parts_table(profile), words=(0, 1)),
         *([Words("What to do about it", advice)] if advice else []),
         Facts("How far the computing is from the device's ceilings", ceilings(profile)),
@@ -244,10 +244,9 @@ def _bars(profile: Profile) -> Grid:
     table.add_column(justify="right", no_wrap=True, style="bold")
     table.add_column(justify="right", no_wrap=True, style="dim")
     shares = profile.parts.shares
-    longest = max(shares.values()) or 1.0
     *parts, (every, _, whole, mean) = parts_table(profile)
     for name, (words, _, share, seconds) in zip(shown_parts(profile), parts, strict=True):
-        table.add_row(words, Bar(longest, 0, shares[name], color="cyan"), share, seconds)
+        table.add_row(words, Bar(1.0, 0, shares[name], color="cyan"), share, seconds)
     table.add_row(every, "", whole, mean)
     return table
 
