@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import hotloop
 from hotloop.checkpoint.damage import CheckpointWarning
+from hotloop.run.parts.validation import Evaluating
 
 ITEMS, BATCH = 40, 4
 
@@ -254,3 +256,18 @@ def test_what_is_no_tensor_in_a_checkpoint_does_not_grow_with_the_epochs(tmp_pat
     assert report.epochs[:3] == first.epochs
     assert [epoch.number for epoch in report.epochs] == list(range(1, 41))
     assert trained(41).epochs[:40] == report.epochs
+
+
+def test_a_checkpoint_of_an_older_version_says_that_evaluations_draw_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = [(torch.randn(8, 4), torch.randint(0, 3, (8,)))] * 2
+    for epochs in (1, 2):
+        model = nn.Linear(4, 3)
+        loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu")
+        told = nullcontext() if epochs == 1 else pytest.warns(CheckpointWarning, match="older hotloop.*draw anew")
+        with monkeypatch.context() as older, told:
+            if epochs == 1:  # as it was saved before
+                older.setattr(Evaluating, "state_dict", lambda part: {"draws": {"own": [], "samplers": []}})
+            loop.fit(data, epochs=epochs, validate=data, save=tmp_path, resume=True, progress=False)
+    assert loop.steps == 4

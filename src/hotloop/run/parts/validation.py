@@ -61,3 +61,5 @@ class Evaluating(Part):
         if self.position is not None:
             why = self._batches.resume(Position.from_state_dict(self.position)).reason
             self.differs = why and f"in the evaluations, {why}"
+        elif state.get("draws") is not None:  # where older versions of hotloop kept it
+            self.differs = "the checkpoint is of an older hotloop: the evaluations draw anew"
